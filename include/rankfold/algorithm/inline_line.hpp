@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// The payload travels in the flag's own cache line: one line transfer, one way.
+#pragma once
+
+#include <cstddef>
+
+#include "rankfold/detail/config.hpp"
+#include "rankfold/kernel/copy.hpp"
+#include "rankfold/kernel/reducer.hpp"
+
+RANKFOLD_BEGIN_NAMESPACE
+
+namespace algorithms {
+
+/// Every rank publishes `bytes` of payload and waits for every other; then `inputs()` points at all
+/// ranks' payloads, at `in` for the own one.
+template <class Context>
+const void* const* inline_line_exchange(Context& ctx, const void* in, std::size_t bytes) {
+  ctx.next_step();
+  ctx.publish(in, bytes);
+  ctx.wait_all();
+  const void** const inputs = ctx.inputs();
+  for (int r = 0; r < ctx.size(); ++r) inputs[r] = r == ctx.rank() ? in : ctx.payload(r);
+  return inputs;
+}
+
+/// Cost: 1 step; P - 1 lines read by each rank.
+template <class Context>
+void inline_line_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
+                            std::size_t count) {
+  const void* const* const inputs = inline_line_exchange(ctx, in, count * reducer.element_size);
+  reducer.fold(reducer.op, inputs, ctx.size(), out, count);
+}
+
+/// `count` elements a rank; `in` holds P blocks of them. Cost: as inline_line_all_reduce.
+template <class Context>
+void inline_line_reduce_scatter(Context& ctx, const kernel::reducer& reducer, const void* in,
+                                void* out, std::size_t count) {
+  const std::size_t block = count * reducer.element_size;
+  inline_line_exchange(ctx, in, block * static_cast<std::size_t>(ctx.size()));
+  const void** const inputs = ctx.inputs();
+  for (int r = 0; r < ctx.size(); ++r) {
+    inputs[r] = static_cast<const std::byte*>(inputs[r]) + block * static_cast<std::size_t>(ctx.rank());
+  }
+  reducer.fold(reducer.op, inputs, ctx.size(), out, count);
+}
+
+/// `bytes` from every rank, to `out` in rank order. Cost: as inline_line_all_reduce.
+template <class Context>
+void inline_line_all_gather(Context& ctx, const void* in, void* out, std::size_t bytes) {
+  const void* const* const inputs = inline_line_exchange(ctx, in, bytes);
+  for (int r = 0; r < ctx.size(); ++r) {
+    std::byte* const to = static_cast<std::byte*>(out) + bytes * static_cast<std::size_t>(r);
+    if (to != inputs[r]) kernel::copy(to, inputs[r], bytes);
+  }
+}
+
+/// Cost: 1 step; the root's line read by each rank; the root does not wait.
+template <class Context>
+void inline_line_broadcast(Context& ctx, void* data, std::size_t bytes, int root) {
+  ctx.next_step();
+  if (ctx.rank() == root) {
+    ctx.publish(data, bytes);
+  } else {
+    ctx.publish();
+    ctx.wait(root);
+    kernel::copy(data, ctx.payload(root), bytes);
+  }
+}
+
+}  // namespace algorithms
+
+RANKFOLD_END_NAMESPACE

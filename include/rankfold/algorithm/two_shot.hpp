@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reduce-scatter then all-gather, pipelined in chunks that stay in cache: memory sees each byte of the
+// caller's buffers once in and once out.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "rankfold/detail/config.hpp"
+#include "rankfold/detail/partition.hpp"
+#include "rankfold/kernel/copy.hpp"
+#include "rankfold/kernel/reducer.hpp"
+
+RANKFOLD_BEGIN_NAMESPACE
+
+namespace algorithms {
+
+/// In step c a rank stages chunk c, in P slices, beside its reduced slice of chunk c - 1; after the wait
+/// it fetches the other ranks' slices of chunk c - 1 and reduces its own slice of chunk c, into the
+/// half of the step to come.
+///
+/// Cost: ⌈bytes / chunk⌉ + 1 steps, one wait each; a rank writes `bytes` to its segment and reads
+/// 2 (P - 1) / P · `bytes` from its peers'.
+template <class Context>
+void two_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
+                         std::size_t count) {
+  const std::size_t size = reducer.element_size;
+  const auto ranks = static_cast<std::size_t>(ctx.size());
+  const auto rank = static_cast<std::size_t>(ctx.rank());
+  const std::size_t line = detail::elements_per_line(size);
+  // A half holds a chunk and one slice of another: (P + 1) slices.
+  const std::size_t room = (std::min)(ctx.half_bytes() / (ranks + 1),
+                                      (std::max)(detail::cache_line, ctx.tuning().chunk_bytes / ranks));
+  const std::size_t slice_limit = (std::max)(line, detail::round_down(room / size, line));
+  const std::size_t chunk = slice_limit * ranks;
+  const std::size_t chunks = (count + chunk - 1) / chunk;
+  const std::size_t reduced_offset = chunk * size;
+  // The slice is folded in pieces that are still in the first cache when they are copied out.
+  const std::size_t piece = (std::max)(line, detail::round_down(16384 / size, line));
+
+  const auto slice_in = [&](std::size_t c, std::size_t r) {
+    const std::size_t begin = c * chunk;
+    detail::slice s = detail::slice_of((std::min)(chunk, count - begin), ranks, r, line);
+    s.begin += begin;
+    return s;
+  };
+  const std::byte* const source = static_cast<const std::byte*>(in);
+  std::byte* const target = static_cast<std::byte*>(out);
+
+  for (std::size_t c = 0; c <= chunks; ++c) {
+    ctx.next_step();
+    if (c < chunks) {
+      for (std::size_t r = 0; r < ranks; ++r) {
+        const detail::slice s = slice_in(c, r);
+        if (r != rank) {
+          kernel::copy(ctx.half(ctx.rank()) + r * slice_limit * size, source + s.begin * size,
+                       s.count * size);
+        }
+      }
+    }
+    ctx.publish();
+    ctx.wait_all();
+    if (c < chunks) {
+      const detail::slice s = slice_in(c, rank);
+      std::byte* const reduced = ctx.next_half() + reduced_offset;
+      for (std::size_t begin = 0; begin < s.count; begin += piece) {
+        const std::size_t now = (std::min)(piece, s.count - begin);
+        const void** const inputs = ctx.inputs();
+        for (int r = 0; r < ctx.size(); ++r) {
+          inputs[r] = ctx.half(r) + (rank * slice_limit + begin) * size;
+        }
+        inputs[rank] = source + (s.begin + begin) * size;
+        std::byte* const to = target + (s.begin + begin) * size;
+        reducer.fold(reducer.op, inputs, ctx.size(), to, now);
+        kernel::copy(reduced + begin * size, to, now * size);
+      }
+    }
+    if (c > 0) {
+      for (std::size_t r = 0; r < ranks; ++r) {
+        if (r == rank) continue;
+        const detail::slice s = slice_in(c - 1, r);
+        kernel::copy(target + s.begin * size, ctx.half(static_cast<int>(r)) + reduced_offset,
+                     s.count * size);
+      }
+    }
+  }
+}
+
+}  // namespace algorithms
+
+RANKFOLD_END_NAMESPACE

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+
+#include "rankfold/algorithm/inline_line.hpp"
+#include "rankfold/algorithm/one_shot.hpp"
+#include "rankfold/algorithm/select.hpp"
+#include "rankfold/algorithm/two_shot.hpp"
+#include "rankfold/detail/buffers.hpp"
+#include "rankfold/detail/config.hpp"
+#include "rankfold/detail/fp_environment.hpp"
+#include "rankfold/fingerprint.hpp"
+#include "rankfold/kernel/reducer.hpp"
+
+RANKFOLD_BEGIN_NAMESPACE
+
+namespace collectives {
+
+/// Folds `count` elements at `in` over all ranks into `out` on every rank; `in` and `out` are the same
+/// or apart.
+template <class Context>
+void all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
+                std::size_t count, const call_options& options) {
+  detail::check_call("all_reduce", count, options);
+  const std::size_t bytes = count * reducer.element_size;
+  if (in != out) detail::check_apart("all_reduce", in, bytes, out, bytes);
+  const algorithm how = algorithms::select(ctx, collective::all_reduce, options.algorithm, bytes,
+                                           reducer.element_size);
+  const detail::fp_environment environment;
+  ctx.run(fingerprint::of(collective::all_reduce, count, reducer.type, reducer.operator_id, how, 0,
+                          options.tag),
+          [&] {
+            if (how == algorithm::inline_line) {
+              algorithms::inline_line_all_reduce(ctx, reducer, in, out, count);
+            } else if (how == algorithm::two_shot && ctx.size() > 1) {
+              algorithms::two_shot_all_reduce(ctx, reducer, in, out, count);
+            } else {
+              algorithms::one_shot_all_reduce(ctx, reducer, in, out, count);
+            }
+          });
+}
+
+}  // namespace collectives
+
+RANKFOLD_END_NAMESPACE

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank asks for in a collective call: the names of collectives and algorithms, the options of a
+// call, and the 16 bytes by which ranks notice that they do not ask for the same.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "rankfold/detail/config.hpp"
+#include "rankfold/dtype.hpp"
+#include "rankfold/reduction.hpp"
+
+RANKFOLD_BEGIN_NAMESPACE
+
+enum class collective : std::uint8_t { barrier = 1, all_reduce, reduce_scatter, all_gather, broadcast };
+
+/// How a collective is carried out. `automatic` picks by size; the others are for measurements and
+/// tests. The result does not depend on it.
+///
+/// - `inline_line`: the payload travels in the flag's cache line; 40 bytes at most.
+/// - `one_shot`: every rank stages its data, every rank reads all.
+/// - `two_shot`: each rank reduces a slice and the others fetch it; pipelined (all_reduce only).
+enum class algorithm : std::uint8_t { automatic, inline_line, one_shot, two_shot };
+
+constexpr std::string_view name_of(collective c) noexcept {
+  switch (c) {
+    case collective::barrier: return "barrier";
+    case collective::all_reduce: return "all_reduce";
+    case collective::reduce_scatter: return "reduce_scatter";
+    case collective::all_gather: return "all_gather";
+    case collective::broadcast: return "broadcast";
+  }
+  return "unknown operation";
+}
+
+constexpr std::string_view name_of(algorithm a) noexcept {
+  switch (a) {
+    case algorithm::automatic: return "automatic";
+    case algorithm::inline_line: return "inline_line";
+    case algorithm::one_shot: return "one_shot";
+    case algorithm::two_shot: return "two_shot";
+  }
+  return "unknown algorithm";
+}
+
+/// Options of one call; equal on all ranks.
+struct call_options {
+  rankfold::algorithm algorithm = algorithm::automatic;
+  /// Tells apart calls that are alike in every other field, 0 to 1,048,575: ranks that pass different
+  /// tags get a mismatch_error instead of each other's data.
+  std::uint32_t tag = 0;
+};
+
+/// The fields that must agree between ranks, packed:
+///   word 0: count (48 bits), collective (5), dtype (6), algorithm (5)
+///   word 1: operator (32), root (12), tag (20)
+struct fingerprint {
+  std::uint64_t words[2] = {0, 0};
+
+  static constexpr std::size_t max_count = (std::size_t{1} << 48) - 1;
+  static constexpr std::uint32_t max_tag = (1u << 20) - 1;
+  static constexpr int max_ranks = 1 << 12;
+
+  friend constexpr bool operator==(const fingerprint&, const fingerprint&) = default;
+
+  static constexpr fingerprint of(collective what, std::size_t count, dtype type,
+                                  std::uint32_t operator_id, algorithm how, int root,
+                                  std::uint32_t tag) noexcept {
+    return {{std::uint64_t{count} | std::uint64_t{static_cast<std::uint8_t>(what)} << 48 |
+                 std::uint64_t{static_cast<std::uint8_t>(type)} << 53 |
+                 std::uint64_t{static_cast<std::uint8_t>(how)} << 59,
+             std::uint64_t{operator_id} | std::uint64_t{static_cast<std::uint32_t>(root)} << 32 |
+                 std::uint64_t{tag} << 44}};
+  }
+
+  constexpr collective what() const noexcept {
+    return static_cast<collective>(words[0] >> 48 & 0x1f);
+  }
+  constexpr std::size_t count() const noexcept { return words[0] & max_count; }
+
+  /// For messages: "all_reduce of 64 × float32 by sum, algorithm one_shot, tag 3".
+  std::string describe() const {
+    const auto type = static_cast<dtype>(words[0] >> 53 & 0x3f);
+    const auto how = static_cast<algorithm>(words[0] >> 59);
+    const auto operator_id = static_cast<std::uint32_t>(words[1]);
+    const auto root = words[1] >> 32 & 0xfff;
+    const auto tag = words[1] >> 44;
+    std::string text(name_of(what()));
+    if (what() != collective::barrier) {
+      text.append(" of ").append(std::to_string(count())).append(" × ").append(name_of(type));
+    }
+    if (operator_id >= 1u << 31) {
+      text.append(" by user operator ").append(std::to_string(operator_id));
+    } else if (operator_id != 0) {
+      text.append(" by ").append(name_of(static_cast<reduction>(operator_id)));
+    }
+    if (what() == collective::broadcast) text.append(" from root ").append(std::to_string(root));
+    if (how != algorithm::automatic) text.append(", algorithm ").append(name_of(how));
+    return text.append(", tag ").append(std::to_string(tag));
+  }
+};
+static_assert(sizeof(fingerprint) == 16);
+
+namespace detail {
+
+/// Checks what a fingerprint cannot hold.
+inline void check_call(std::string_view name, std::size_t count, const call_options& options) {
+  if (count > fingerprint::max_count) {
+    throw std::invalid_argument(std::string(name) + ": " + std::to_string(count) +
+                                " elements; at most 2^48 - 1 are possible");
+  }
+  if (options.tag > fingerprint::max_tag) {
+    throw std::invalid_argument(std::string(name) + ": tag " + std::to_string(options.tag) +
+                                "; tags go from 0 to 1048575");
+  }
+}
+
+}  // namespace detail
+
+RANKFOLD_END_NAMESPACE

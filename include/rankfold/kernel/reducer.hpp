@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// A reduction without its types: what an algorithm needs to know of it, so that algorithms are
+// compiled once per transport and not once per element type and operator.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "rankfold/detail/config.hpp"
+#include "rankfold/dtype.hpp"
+#include "rankfold/kernel/fold.hpp"
+#include "rankfold/reduction.hpp"
+
+RANKFOLD_BEGIN_NAMESPACE
+
+namespace kernel {
+
+struct reducer {
+  fold_function fold;
+  const void* op;
+  std::size_t element_size;
+  dtype type;
+  std::uint32_t operator_id;
+};
+
+/// The reducer of T by `op`, which must outlive it.
+template <class T, class Op>
+reducer reducer_for(const Op& op) noexcept {
+  return {fold_for<T, Op>(), &op, sizeof(T), dtype_of_v<T>, operator_id_v<Op, T>};
+}
+
+/// The reducer of run-time types. Throws std::invalid_argument for a pair that has no meaning.
+inline reducer reducer_for(dtype type, reduction op) {
+  return {fold_for(type, op), nullptr, size_of(type), type, static_cast<std::uint32_t>(op)};
+}
+
+}  // namespace kernel
+
+RANKFOLD_END_NAMESPACE

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sizes at which algorithms change, and the chunks in which they work.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "rankfold/detail/config.hpp"
+#include "rankfold/detail/segment_layout.hpp"
+
+RANKFOLD_BEGIN_NAMESPACE
+
+/// Run-time parameters of a communicator's algorithms. They change speed, never a result, and must be
+/// the same on every rank: the first exchange with a peer checks that (mismatch_error).
+struct tuning {
+  /// Up to this many bytes travel inside the flag's own cache line; at most 40.
+  std::size_t inline_max_bytes = detail::inline_capacity;
+  /// An all_reduce of up to this many bytes is one-shot, above it two-shot.
+  std::size_t one_shot_max_bytes = 512 * 1024;
+  /// How many bytes a rank stages in one step, as far as the workspace has room.
+  std::size_t chunk_bytes = 512 * 1024;
+
+  friend bool operator==(const tuning&, const tuning&) = default;
+
+  /// What ranks compare; never 0.
+  std::uint64_t hash() const noexcept {
+    std::uint64_t h = 0xcbf29ce484222325;  // FNV-1a over the fields
+    for (const std::size_t field : {inline_max_bytes, one_shot_max_bytes, chunk_bytes}) {
+      for (int byte = 0; byte < 8; ++byte) {
+        h = (h ^ ((static_cast<std::uint64_t>(field) >> (8 * byte)) & 0xff)) * 0x100000001b3;
+      }
+    }
+    return h | 1;
+  }
+};
+
+RANKFOLD_END_NAMESPACE
