@@ -119,7 +119,7 @@ class context {
         inputs_(static_cast<std::size_t>(size_)) {
     for (int r = 0; r < size_; ++r) {
       std::byte* segment = transport_.segment(r);
-      peer& p = peers_[static_cast<std::size_t>(r)];
+      peer_view& p = peers_[static_cast<std::size_t>(r)];
       p.lines = detail::flags_of(segment);
       p.workspace = segment + detail::workspace_offset;
     }
@@ -177,6 +177,9 @@ class context {
   /// visible to a peer that has waited for this rank.
   void publish(const void* payload = nullptr, std::size_t bytes = 0) {
     detail::flag_line& line = lines_[step_ & 1];
+    // A rank that knows of an abort publishes no more. relaxed: only a short cut; the mark may as well
+    // come a moment later, and is then found by the exchange.
+    if ((std::atomic_ref(line.word).load(std::memory_order_relaxed) & 1) != 0) [[unlikely]] found_mark();
     line.fingerprint[0] = print_.words[0];
     line.fingerprint[1] = print_.words[1];
     if (bytes != 0) std::memcpy(line.payload, payload, bytes);
@@ -246,7 +249,7 @@ class context {
  private:
   using clock = std::chrono::steady_clock;
 
-  struct peer {
+  struct peer_view {
     detail::flag_line* lines = nullptr;
     std::byte* workspace = nullptr;
     std::uint64_t seen = 0;
@@ -290,7 +293,7 @@ class context {
   }
 
   void check(int r, std::uint64_t s, const fingerprint& own) {
-    peer& p = peers_[static_cast<std::size_t>(r)];
+    peer_view& p = peers_[static_cast<std::size_t>(r)];
     const detail::flag_line& line = p.lines[s & 1];
     if (line.fingerprint[0] != own.words[0] || line.fingerprint[1] != own.words[1]) [[unlikely]] {
       mismatch(r, own, {{line.fingerprint[0], line.fingerprint[1]}});
@@ -436,8 +439,8 @@ class context {
 
   [[noreturn]] void mismatch(int r, const fingerprint& own, const fingerprint& theirs) {
     fail(detail::failure::mismatch,
-         where() + "ranks make different calls: rank " + std::to_string(rank_) + " asks for " +
-             own.describe() + "; rank " + std::to_string(r) + " for " + theirs.describe());
+         where() + "ranks make different calls: rank " + std::to_string(rank_) + " asked for " +
+             own.describe() + ", rank " + std::to_string(r) + " for " + theirs.describe());
   }
 
   std::uint32_t& record_state() const noexcept {
@@ -559,7 +562,7 @@ class context {
   fingerprint calls_prints_[2];  // of the last two steps, for what catch_up checks
   detail::flag_line* lines_ = nullptr;
   std::uint32_t* sleepers_ = nullptr;
-  std::vector<peer> peers_;
+  std::vector<peer_view> peers_;
   std::vector<const void*> inputs_;
 
   std::uint64_t calls_ = 0;

@@ -80,11 +80,22 @@ inline constexpr launcher_variables known_launchers[] = {
      "LOCAL_WORLD_SIZE", nullptr, nullptr, false},
 };
 
-/// The variables that are alike in all ranks of a run and differ between runs.
-inline constexpr const char* run_variables[] = {
-    "MASTER_ADDR",   "MASTER_PORT",    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
-    "SLURM_JOB_ID",  "SLURM_STEP_ID",  "PMIX_NAMESPACE",      "OMPI_MCA_ess_base_jobid",
-    "PMI_JOBID",     "FLUX_JOB_ID"};
+/// The variables that are alike in all ranks of a run and differ between runs; those with `id` are
+/// enough alone, and so are MASTER_ADDR and MASTER_PORT together.
+struct run_variable {
+  const char* name;
+  bool id;
+};
+inline constexpr run_variable run_variables[] = {{"MASTER_ADDR", false},
+                                                 {"MASTER_PORT", false},
+                                                 {"TORCHELASTIC_RUN_ID", true},
+                                                 {"TORCHELASTIC_RESTART_COUNT", false},
+                                                 {"SLURM_JOB_ID", true},
+                                                 {"SLURM_STEP_ID", false},
+                                                 {"PMIX_NAMESPACE", true},
+                                                 {"OMPI_MCA_ess_base_jobid", true},
+                                                 {"PMI_JOBID", true},
+                                                 {"FLUX_JOB_ID", true}};
 
 /// "4711 started 8842": MPICH's process manager tells its ranks no id of the run, so the nearest
 /// ancestor that is its proxy stands for it. Empty where there is none.
@@ -108,15 +119,27 @@ inline std::string hydra_proxy() {
   return {};
 }
 
-inline std::string run_of_environment() {
-  std::string run;
-  for (const char* name : run_variables) {
-    if (const char* value = environment_variable(name)) {
-      run += (run.empty() ? "" : " ") + std::string(name) + "=" + value;
+/// The text that tells this run from others, and whether it is enough to do so.
+struct run_text {
+  std::string text;
+  bool enough = false;
+};
+inline run_text run_of_environment() {
+  run_text run;
+  for (const run_variable& variable : run_variables) {
+    if (const char* value = environment_variable(variable.name)) {
+      run.text += (run.text.empty() ? "" : " ") + std::string(variable.name) + "=" + value;
+      run.enough = run.enough || variable.id;
     }
   }
-  if (const char* port = environment_variable("MASTER_PORT")) {
-    parse_variable("MASTER_PORT", port, 0, 65535);
+  const char* port = environment_variable("MASTER_PORT");
+  if (port != nullptr) parse_variable("MASTER_PORT", port, 0, 65535);
+  run.enough = run.enough || (port != nullptr && environment_variable("MASTER_ADDR") != nullptr);
+  if (!run.enough) {
+    if (const std::string proxy = hydra_proxy(); !proxy.empty()) {
+      run.text += (run.text.empty() ? "" : " ") + ("hydra_pmi_proxy=" + proxy);
+      run.enough = true;
+    }
   }
   return run;
 }
@@ -178,20 +201,19 @@ inline rank_environment read_environment() {
     found.hosts = optional(known.hosts, 1, most);
     if (found.hosts < 0) found.hosts = optional(known.hosts_too, 1, most);
 
-    found.run = detail::run_of_environment();
-    if (found.run.empty()) {
-      if (const std::string proxy = detail::hydra_proxy(); !proxy.empty()) {
-        found.run = "hydra_pmi_proxy=" + proxy;
-      }
-    }
-    if (found.run.empty() && found.size > 1) {
+    const detail::run_text run = detail::run_of_environment();
+    if (!run.enough && found.size > 1) {
+      const bool address = environment_variable("MASTER_ADDR") != nullptr;
+      const bool port = environment_variable("MASTER_PORT") != nullptr;
       throw rendezvous_error(
           "rankfold: " + found.source + " say rank " + std::to_string(found.rank) + " of " +
-          std::to_string(found.size) +
-          ", but MASTER_ADDR and MASTER_PORT are not set, nor the id of a run "
-          "(TORCHELASTIC_RUN_ID, SLURM_JOB_ID, PMIX_NAMESPACE, PMI_JOBID, FLUX_JOB_ID): expected "
-          "one of them, the same in all ranks, to tell this run from others on this host");
+          std::to_string(found.size) + ", but " +
+          (address ? "MASTER_PORT is" : port ? "MASTER_ADDR is" : "MASTER_ADDR and MASTER_PORT are") +
+          " not set, nor the id of a run (TORCHELASTIC_RUN_ID, SLURM_JOB_ID, PMIX_NAMESPACE, "
+          "PMI_JOBID, FLUX_JOB_ID): expected MASTER_ADDR and MASTER_PORT, or an id, the same in all "
+          "ranks, to tell this run from others on this host");
     }
+    found.run = run.text;
     return found;
   }
   throw rendezvous_error("rankfold: no launcher found in the environment: looked for " +
@@ -205,7 +227,7 @@ inline rank_environment read_environment() {
 /// minutes where it is not set.
 ///
 /// Throws: `std::invalid_argument` when it is set to anything else, or to nothing above zero.
-inline std::chrono::milliseconds timeout_from_environment() {
+inline std::chrono::milliseconds default_timeout() {
   const char* text = detail::environment_variable("RANKFOLD_TIMEOUT");
   if (text == nullptr) return std::chrono::minutes(5);
   constexpr std::int64_t most = std::int64_t{1'000'000'000} * 1000;

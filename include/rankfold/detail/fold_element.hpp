@@ -15,14 +15,12 @@
 #include <type_traits>
 
 #include "rankfold/detail/config.hpp"
+#include "rankfold/detail/inline.hpp"
 #include "rankfold/dtype.hpp"
 #include "rankfold/reduction.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 namespace detail {
-
-/// Internal. For helpers that must not become functions of their own (see above).
-#define RANKFOLD_DETAIL_INLINE [[gnu::always_inline]] inline
 
 template <std::size_t Size>
 struct unsigned_of_size;

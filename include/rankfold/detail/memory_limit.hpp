@@ -15,7 +15,7 @@
 
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/file_descriptor.hpp"
-#include "rankfold/detail/segment_memory.hpp"
+#include "rankfold/detail/text.hpp"
 #include "rankfold/error.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE

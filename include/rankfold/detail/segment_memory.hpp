@@ -13,6 +13,7 @@
 
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/segment_layout.hpp"
+#include "rankfold/detail/text.hpp"
 #include "rankfold/error.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
@@ -23,21 +24,6 @@ namespace detail {
 inline constexpr std::size_t default_workspace_bytes = std::size_t{4} << 20;
 inline constexpr std::size_t max_workspace_bytes = std::size_t{1} << 46;  // keeps sums in 64 bits
 inline constexpr int max_ranks = 4096;
-
-/// "3.5 GiB": for error messages.
-inline std::string bytes_text(unsigned long long bytes) {
-  static constexpr const char* units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
-  int unit = 0;
-  unsigned long long rest = 0;
-  while (bytes >= 1024 && unit < 4) {
-    rest = bytes % 1024;
-    bytes /= 1024;
-    ++unit;
-  }
-  std::string text = std::to_string(bytes);
-  if (unit > 0) text += "." + std::to_string(rest * 10 / 1024);
-  return text + " " + units[unit];
-}
 
 /// The size of a segment for what the user asked for.
 inline std::size_t checked_segment_bytes(std::size_t workspace_bytes) {
