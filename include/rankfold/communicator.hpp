@@ -119,7 +119,7 @@ class communicator {
     requires reduction_op<Op, T>
   std::span<T> reduce_scatter(std::span<T, N> data, const Op& op = {},
                               const call_options& options = {}) {
-    const std::span<T> own = own_block("reduce_scatter", data);
+    const std::span<T> own = own_block<T>("reduce_scatter", data);
     collectives::reduce_scatter(*context_, kernel::reducer_for<T>(op), data.data(), own.data(),
                                 own.size(), options);
     return own;
@@ -143,7 +143,7 @@ class communicator {
   /// In place: `data` holds P blocks, of which this rank has filled its own.
   template <element T, std::size_t N>
   void all_gather(std::span<T, N> data, const call_options& options = {}) {
-    const std::span<T> own = own_block("all_gather", data);
+    const std::span<T> own = own_block<T>("all_gather", data);
     collectives::all_gather(*context_, dtype_of_v<T>, sizeof(T), own.data(), data.data(), own.size(),
                             options);
   }

@@ -30,7 +30,6 @@
 #include <cstring>
 #include <exception>
 #include <functional>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -98,7 +97,7 @@ struct wait_options {
   std::chrono::nanoseconds spin{std::chrono::microseconds(200)};
   /// Called about ten times a second while a call sleeps; what it throws ends the call and aborts the
   /// communicator. For Ctrl-C and the like.
-  std::function<void()> interrupt;
+  std::function<void()> interrupt = {};
 };
 
 /// The state of one communicator on one rank. Algorithms use next_step, publish, wait and the memory
@@ -123,6 +122,8 @@ class context {
       p.lines = detail::flags_of(segment);
       p.workspace = segment + detail::workspace_offset;
     }
+    waiting_.spin = (std::min)(waiting_.spin, slice);
+    set_timeout(waiting_.timeout);
     half_bytes_ = detail::round_down((transport_.segment_size() - detail::workspace_offset) / 2,
                                      detail::page);
     tuning_.inline_max_bytes = (std::min)(tuning_.inline_max_bytes, detail::inline_capacity);
@@ -141,7 +142,7 @@ class context {
   ~context() {
     if (generation_ != detail::fork_generation()) return;  // a forked child touches nothing shared
     detail::mark_left(transport_.segment(rank_));
-    wake(rank_);
+    wake(rank_);  // a sleeper that just misses this looks again after its slice
   }
 
   int rank() const noexcept { return rank_; }
@@ -149,7 +150,11 @@ class context {
   const rankfold::tuning& tuning() const noexcept { return tuning_; }
   const Transport& transport() const noexcept { return transport_; }
   std::chrono::milliseconds timeout() const noexcept { return waiting_.timeout; }
-  void set_timeout(std::chrono::milliseconds timeout) noexcept { waiting_.timeout = timeout; }
+  /// For later calls; `milliseconds::max()` is as good as none.
+  void set_timeout(std::chrono::milliseconds timeout) noexcept {
+    constexpr std::chrono::hours decade{24 * 3650};  // far from overflow in nanoseconds
+    waiting_.timeout = (std::min)(timeout, std::chrono::milliseconds(decade));
+  }
 
   /// Runs one collective call: checks that the communicator is usable, runs `body`, and aborts the
   /// communicator if it throws.
@@ -169,7 +174,7 @@ class context {
   /// Begins the next step: after it, this rank's half and line of the step may be written.
   void next_step() {
     ++step_;
-    calls_prints_[step_ & 1] = print_;
+    made_[step_ & 1] = {print_, calls_};
     if (all_seen_ + 1 < step_) [[unlikely]] catch_up();
   }
 
@@ -196,7 +201,7 @@ class context {
   /// Waits until `peer` has published this step, and checks that it made the same call.
   void wait(int peer) {
     if (!arrived(peer, step_)) wait_slow(peer, step_, /*for_all=*/false);
-    check(peer, step_, print_);
+    check(peer, step_);
   }
 
   /// Waits for every rank.
@@ -204,7 +209,7 @@ class context {
     for (int i = 1; i < size_; ++i) {
       const int peer = rank_ + i < size_ ? rank_ + i : rank_ + i - size_;
       if (!arrived(peer, step_)) wait_slow(peer, step_, /*for_all=*/true);
-      check(peer, step_, print_);
+      check(peer, step_);
     }
     all_seen_ = step_;
   }
@@ -223,6 +228,9 @@ class context {
 
   std::size_t half_bytes() const noexcept { return half_bytes_; }
 
+  /// How many steps this rank has begun: what an algorithm's cost is counted in.
+  std::uint64_t steps() const noexcept { return step_; }
+
   /// The payload that a rank published in this step.
   const std::byte* payload(int peer) const noexcept {
     return peers_[static_cast<std::size_t>(peer)].lines[step_ & 1].payload;
@@ -240,7 +248,7 @@ class context {
     try {
       record(detail::failure::aborted,
              "rank " + std::to_string(rank_) + " aborted: " + std::string(reason));
-    } catch (const std::bad_alloc&) {
+    } catch (...) {
       record(detail::failure::aborted, "aborted");
     }
     mark_all();
@@ -253,6 +261,11 @@ class context {
     detail::flag_line* lines = nullptr;
     std::byte* workspace = nullptr;
     std::uint64_t seen = 0;
+  };
+
+  struct made_call {
+    fingerprint print;
+    std::uint64_t number = 0;
   };
 
   /// Two threads in one communicator at the same time are an error of the caller.
@@ -280,7 +293,7 @@ class context {
     ++calls_;
     has_deadline_ = false;
     // A short call reads the clock only when it has to wait: see wait_slow.
-    if (call.count() >= long_call) start_deadline();
+    if (call.count() >= long_call) start_deadline(clock::now());
   }
 
   /// Whether `peer` has published step `s`. Pairs with the exchange in publish.
@@ -292,13 +305,18 @@ class context {
     return std::atomic_ref(peers_[static_cast<std::size_t>(peer)].lines[s & 1].word).load(order);
   }
 
-  void check(int r, std::uint64_t s, const fingerprint& own) {
+  /// Compares the call that rank `r` published in step `s` with the own one.
+  void check(int r, std::uint64_t s) {
     peer_view& p = peers_[static_cast<std::size_t>(r)];
+    if (p.seen == 0) [[unlikely]] first_contact(r, s);
     const detail::flag_line& line = p.lines[s & 1];
+    const fingerprint& own = made_[s & 1].print;
     if (line.fingerprint[0] != own.words[0] || line.fingerprint[1] != own.words[1]) [[unlikely]] {
-      mismatch(r, own, {{line.fingerprint[0], line.fingerprint[1]}});
+      const fingerprint theirs{{line.fingerprint[0], line.fingerprint[1]}};
+      fail(detail::failure::mismatch,
+           where(s) + "ranks make different calls: rank " + std::to_string(rank_) + " asked for " +
+               own.describe() + ", rank " + std::to_string(r) + " for " + theirs.describe());
     }
-    if (p.seen == 0) [[unlikely]] first_contact(r);
     p.seen = s;
   }
 
@@ -308,17 +326,17 @@ class context {
     for (int r = 0; r < size_; ++r) {
       if (r == rank_ || peers_[static_cast<std::size_t>(r)].seen >= s) continue;
       if (!arrived(r, s)) wait_slow(r, s, /*for_all=*/true);
-      check(r, s, calls_prints_[s & 1]);
+      check(r, s);
     }
     all_seen_ = s;
   }
 
-  void first_contact(int r) {
+  void first_contact(int r, std::uint64_t s) {
     std::byte* segment = transport_.segment(r);
     const detail::segment_header& header = detail::header_of(segment);
     if (header.tuning_hash != tuning_.hash()) {
       fail(detail::failure::mismatch,
-           where() + "rank " + std::to_string(r) + " has another tuning than rank " +
+           where(s) + "rank " + std::to_string(r) + " has another tuning than rank " +
                std::to_string(rank_) + "; pass the same communicator_options::tune on every rank");
     }
     detail::cpu_mask theirs;
@@ -338,8 +356,9 @@ class context {
         detail::spin_pause();
       }
     }
-    start_deadline();
     const clock::time_point begin = clock::now();
+    start_deadline(begin);
+    if (begin >= deadline_) timed_out(r, s, for_all);
     if (may_spin_) {
       // First for this core alone; then the peer, or what keeps it from arriving, may need the CPU.
       while (!marked(r, s) && clock::now() - begin < waiting_.spin / 10) {
@@ -405,42 +424,35 @@ class context {
       // What it published before it went counts: look again, after the state.
       if (arrived(p, s)) continue;
       fail(detail::failure::peer_lost,
-           where() + "rank " + std::to_string(p) +
+           where(s) + "rank " + std::to_string(p) +
                (state == peer_state::left ? " left (it destroyed its communicator)" : " died"));
     }
   }
 
-  [[noreturn]] void timed_out(int r, std::uint64_t s, bool for_all) {
+  /// Fails unless all that were waited for have arrived in the last moment.
+  void timed_out(int r, std::uint64_t s, bool for_all) {
     const std::vector<int> ranks = missing(r, s, for_all);
-    if (ranks.empty()) {
-      fail(detail::failure::timeout, where() + "too slow: not complete after " +
-                                         detail::seconds_text(waiting_.timeout));
-    }
-    fail(detail::failure::timeout, where() + detail::list_ranks(ranks) + " did not arrive within " +
+    if (ranks.empty()) return;
+    fail(detail::failure::timeout, where(s) + detail::list_ranks(ranks) + " did not arrive within " +
                                        detail::seconds_text(waiting_.timeout));
   }
 
   /// The deadline counts from entry, in short calls from the first wait that is not short, which
   /// comes a few microseconds later.
-  void start_deadline() {
+  void start_deadline(clock::time_point now) {
     if (has_deadline_) return;
     has_deadline_ = true;
-    deadline_ = clock::now() + waiting_.timeout;
+    deadline_ = now + waiting_.timeout;
   }
 
   // --- failing ------------------------------------------------------------------------------------
 
-  /// "all_reduce (call 7) on rank 1 of 4 over shm: "
-  std::string where() const {
-    return std::string(name_of(print_.what())) + " (call " + std::to_string(calls_) + ") on rank " +
+  /// "all_reduce (call 7) on rank 1 of 4 over shm: ", of the call that step `s` belongs to.
+  std::string where(std::uint64_t s) const {
+    const made_call& call = made_[s & 1];
+    return std::string(name_of(call.print.what())) + " (call " + std::to_string(call.number) + ") on rank " +
            std::to_string(rank_) + " of " + std::to_string(size_) + " over " +
            std::string(transport_.name()) + ": ";
-  }
-
-  [[noreturn]] void mismatch(int r, const fingerprint& own, const fingerprint& theirs) {
-    fail(detail::failure::mismatch,
-         where() + "ranks make different calls: rank " + std::to_string(rank_) + " asked for " +
-             own.describe() + ", rank " + std::to_string(r) + " for " + theirs.describe());
   }
 
   std::uint32_t& record_state() const noexcept {
@@ -463,7 +475,10 @@ class context {
     }
     r.kind = static_cast<std::uint32_t>(kind);
     r.rank = rank_;
-    r.text_size = static_cast<std::uint32_t>((std::min)(text.size(), sizeof r.text));
+    std::size_t length = (std::min)(text.size(), sizeof r.text);
+    // Not in the middle of a character of UTF-8.
+    while (length < text.size() && length > 0 && (text[length] & 0xC0) == 0x80) --length;
+    r.text_size = static_cast<std::uint32_t>(length);
     std::memcpy(r.text, text.data(), r.text_size);
     std::atomic_ref(r.state).store(2, std::memory_order_release);  // pairs with the load in read_record
     return true;
@@ -490,23 +505,26 @@ class context {
     }
   }
 
-  /// Throws what the abort record says, after setting again the marks that an own publish may have
-  /// overwritten.
-  [[noreturn]] void found_mark() {
-    mark(rank_);
-    detail::failure kind = detail::failure::aborted;
-    std::string text = "another rank gave up and ended before it could say why";
-    const clock::time_point until = clock::now() + std::chrono::seconds(1);
+  /// What the abort record says. Waits a moment for a rank that is writing it.
+  std::pair<detail::failure, std::string> recorded_cause() const {
     const detail::abort_record& r = detail::abort_of(transport_.segment(0));
+    const clock::time_point until = clock::now() + std::chrono::seconds(1);
     do {
       // acquire pairs with the release store in `record`.
       if (std::atomic_ref(record_state()).load(std::memory_order_acquire) == 2) {
-        kind = static_cast<detail::failure>(r.kind);
-        text.assign(r.text, (std::min)(std::size_t{r.text_size}, sizeof r.text));
-        break;
+        return {static_cast<detail::failure>(r.kind),
+                std::string(r.text, (std::min)(std::size_t{r.text_size}, sizeof r.text))};
       }
       std::this_thread::yield();
     } while (clock::now() < until);
+    return {detail::failure::aborted, "another rank gave up and ended before it could say why"};
+  }
+
+  /// Throws what the abort record says. Marks every line again before: an own publish may have
+  /// overwritten a mark, and the rank that failed first may not have come to all of them.
+  [[noreturn]] void found_mark() {
+    mark_all();
+    const auto [kind, text] = recorded_cause();
     throw_first(kind, text);
   }
 
@@ -522,21 +540,37 @@ class context {
     detail::throw_failure(kind, text);
   }
 
-  /// Handles whatever a call threw; rethrows it.
+  /// Handles whatever a call threw (a user's operator, the interrupt callback, the allocator, or one of
+  /// the above); rethrows it.
   [[noreturn]] void give_up() {
-    if (!failed_) {  // thrown by a user's operator, by the interrupt callback, or by the allocator
+    if (!failed_) {
       failed_ = true;
+      std::string_view text = "out of memory";  // all that is left to say where the text cannot be made
       try {
-        throw;
-      } catch (const std::exception& e) {
-        cause_ = where() + e.what();
+        cause_ = where(step_) + text_of_current_exception();
+        text = cause_;
       } catch (...) {
-        cause_ = where() + "an exception of unknown type";
       }
-      record(detail::failure::aborted, cause_);
+      const bool first = record(detail::failure::aborted, text);
       mark_all();
+      if (!first) {
+        try {
+          cause_ = recorded_cause().second;
+        } catch (...) {
+        }
+      }
     }
     throw;
+  }
+
+  static std::string text_of_current_exception() {
+    try {
+      throw;
+    } catch (const std::exception& e) {
+      return e.what();
+    } catch (...) {
+      return "an exception of unknown type";
+    }
   }
 
   static constexpr std::chrono::nanoseconds slice{std::chrono::milliseconds(100)};
@@ -558,14 +592,14 @@ class context {
   bool may_spin_ = false;
   std::uint64_t step_ = 0;
   std::uint64_t all_seen_ = 0;  // the highest step at which every peer has been seen
+  std::uint64_t calls_ = 0;
   fingerprint print_;
-  fingerprint calls_prints_[2];  // of the last two steps, for what catch_up checks
+  made_call made_[2];  // the calls of the last two steps, for what catch_up checks
   detail::flag_line* lines_ = nullptr;
   std::uint32_t* sleepers_ = nullptr;
   std::vector<peer_view> peers_;
   std::vector<const void*> inputs_;
 
-  std::uint64_t calls_ = 0;
   clock::time_point deadline_{};
   std::string cause_;
   detail::cpu_mask cpus_;

@@ -46,7 +46,9 @@ template <class Context>
 void one_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
                          std::size_t count) {
   const std::size_t size = reducer.element_size;
-  for_chunks(count, elements_in(staging_bytes(ctx), size), [&](std::size_t begin, std::size_t now) {
+  // One element at least: select has checked that it fits.
+  const std::size_t limit = (std::max)(std::size_t{1}, elements_in(staging_bytes(ctx), size));
+  for_chunks(count, limit, [&](std::size_t begin, std::size_t now) {
     const std::byte* const own = static_cast<const std::byte*>(in) + begin * size;
     ctx.next_step();
     kernel::copy(ctx.half(ctx.rank()), own, now * size);

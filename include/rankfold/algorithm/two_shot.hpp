@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "rankfold/assert.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/partition.hpp"
 #include "rankfold/kernel/copy.hpp"
@@ -35,6 +36,8 @@ void two_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const voi
   const std::size_t chunk = slice_limit * ranks;
   const std::size_t chunks = (count + chunk - 1) / chunk;
   const std::size_t reduced_offset = chunk * size;
+  RANKFOLD_ASSERT(1, reduced_offset + slice_limit * size <= ctx.half_bytes(),
+                  "select let through an element that is too large");
   // The slice is folded in pieces that are still in the first cache when they are copied out.
   const std::size_t piece = (std::max)(line, detail::round_down(16384 / size, line));
 

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a launcher tells a process in its environment: which rank of how many it is, and which run it
-// belongs to.
+// What a launcher tells a process in its environment: which rank of how many it is, and which run
+// it belongs to.
 #pragma once
-
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+
+#include <unistd.h>
 
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/memory_limit.hpp"
@@ -86,16 +88,12 @@ struct run_variable {
   const char* name;
   bool id;
 };
-inline constexpr run_variable run_variables[] = {{"MASTER_ADDR", false},
-                                                 {"MASTER_PORT", false},
-                                                 {"TORCHELASTIC_RUN_ID", true},
-                                                 {"TORCHELASTIC_RESTART_COUNT", false},
-                                                 {"SLURM_JOB_ID", true},
-                                                 {"SLURM_STEP_ID", false},
-                                                 {"PMIX_NAMESPACE", true},
-                                                 {"OMPI_MCA_ess_base_jobid", true},
-                                                 {"PMI_JOBID", true},
-                                                 {"FLUX_JOB_ID", true}};
+inline constexpr run_variable run_variables[] = {
+    {"MASTER_ADDR", false},        {"MASTER_PORT", false},
+    {"TORCHELASTIC_RUN_ID", true}, {"TORCHELASTIC_RESTART_COUNT", false},
+    {"SLURM_JOB_ID", true},        {"SLURM_STEP_ID", false},
+    {"PMIX_NAMESPACE", true},      {"OMPI_MCA_ess_base_jobid", true},
+    {"PMI_JOBID", true},           {"FLUX_JOB_ID", true}};
 
 /// "4711 started 8842": MPICH's process manager tells its ranks no id of the run, so the nearest
 /// ancestor that is its proxy stands for it. Empty where there is none.
@@ -154,6 +152,59 @@ inline std::string launchers_text() {
   return text;
 }
 
+/// The number of a communicator among those that this process makes under one label, to go into its
+/// key: the same on all ranks, which make them in the same order. One that fails is not counted, so
+/// that ranks which try again, some more often than others, still meet.
+class communicator_number {
+ public:
+  explicit communicator_number(const std::string& label) : label_(label) {
+    const std::lock_guard lock(counts().mutex);
+    value_ = counts().next[label_]++;
+  }
+  communicator_number(const communicator_number&) = delete;
+  communicator_number& operator=(const communicator_number&) = delete;
+  ~communicator_number() {
+    if (kept_) return;
+    const std::lock_guard lock(counts().mutex);
+    unsigned& next = counts().next[label_];
+    if (next == value_ + 1) next = value_;
+  }
+
+  unsigned value() const noexcept { return value_; }
+  void keep() noexcept { kept_ = true; }
+
+ private:
+  struct all_counts {
+    std::mutex mutex;
+    std::map<std::string, unsigned> next;
+  };
+  static all_counts& counts() {
+    static all_counts* const all = new all_counts;  // never destroyed: used at exit too
+    return *all;
+  }
+
+  std::string label_;
+  unsigned value_ = 0;
+  bool kept_ = false;
+};
+
+/// Throws where the launcher says that the ranks are on more than one host.
+inline void check_one_host(const rank_environment& place) {
+  std::string told;
+  if (place.local_size > 0 && place.local_size < place.size) {
+    told = std::to_string(place.local_size) + " of the " + std::to_string(place.size) + " ranks";
+  } else if (place.hosts > 1) {
+    told = "only some of the " + std::to_string(place.size) + " ranks, on 1 of " +
+           std::to_string(place.hosts) + " hosts,";
+  }
+  if (told.empty()) return;
+  throw rendezvous_error(
+      "rankfold: the shm transport needs all ranks on one host, but the launcher says (" +
+      place.source + ", LOCAL_WORLD_SIZE or its like) that " + told +
+      " are on this one: use a transport between hosts (transport/mpi.hpp, or hierarchical), or "
+      "shm_transport::connect with a key, rank and size of the ranks of each host");
+}
+
 }  // namespace detail
 
 /// Reads the place of this process from the first launcher found: torchrun (RANK, WORLD_SIZE,
@@ -208,9 +259,12 @@ inline rank_environment read_environment() {
       throw rendezvous_error(
           "rankfold: " + found.source + " say rank " + std::to_string(found.rank) + " of " +
           std::to_string(found.size) + ", but " +
-          (address ? "MASTER_PORT is" : port ? "MASTER_ADDR is" : "MASTER_ADDR and MASTER_PORT are") +
+          (address ? "MASTER_PORT is"
+           : port  ? "MASTER_ADDR is"
+                   : "MASTER_ADDR and MASTER_PORT are") +
           " not set, nor the id of a run (TORCHELASTIC_RUN_ID, SLURM_JOB_ID, PMIX_NAMESPACE, "
-          "PMI_JOBID, FLUX_JOB_ID): expected MASTER_ADDR and MASTER_PORT, or an id, the same in all "
+          "PMI_JOBID, FLUX_JOB_ID): expected MASTER_ADDR and MASTER_PORT, or an id, the same in "
+          "all "
           "ranks, to tell this run from others on this host");
     }
     found.run = run.text;

@@ -2,11 +2,6 @@
 // File descriptors that close themselves, and those that a forked child must not keep.
 #pragma once
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <mutex>
@@ -14,6 +9,11 @@
 #include <system_error>
 #include <utility>
 #include <vector>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
 
 #include <sys/resource.h>
 
@@ -101,11 +101,11 @@ class fork_closed_set {
     return *set;
   }
 
-  template <class Open>
-  int open(Open open) {
+  template <class Opener>
+  int open(Opener opener) {
     const std::lock_guard lock(mutex_);
     descriptors_.reserve(descriptors_.size() + 1);
-    const int fd = open();
+    const int fd = opener();
     if (fd >= 0) descriptors_.push_back(fd);
     return fd;
   }
@@ -148,12 +148,12 @@ class private_descriptor {
     if (fd_ >= 0 && generation_ == fork_generation()) fork_closed_set::instance().close(fd_);
   }
 
-  /// What `open` opens (close-on-exec), or nothing, with errno set, where it returns less than 0.
-  template <class Open>
-  static private_descriptor opened_by(Open open) {
+  /// What `opener` opens (close-on-exec), or nothing, with errno set, where it returns less than 0.
+  template <class Opener>
+  static private_descriptor opened_by(Opener opener) {
     private_descriptor made;
     made.generation_ = fork_generation();
-    made.fd_ = fork_closed_set::instance().open(open);
+    made.fd_ = fork_closed_set::instance().open(opener);
     return made;
   }
 

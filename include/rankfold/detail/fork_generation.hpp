@@ -2,9 +2,9 @@
 // Tells a process from its forked children: what was made before a fork is not theirs to use.
 #pragma once
 
-#include <pthread.h>
-
 #include <atomic>
+
+#include <pthread.h>
 
 #include "rankfold/detail/config.hpp"
 

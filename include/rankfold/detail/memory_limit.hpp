@@ -3,15 +3,15 @@
 // limit, or the machine's, the kernel kills instead of failing.
 #pragma once
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/file_descriptor.hpp"
@@ -84,19 +84,20 @@ struct cgroup_files {
   const char* swap_limit;      // v2 only: swap beside memory
   const char* swap_usage;
 };
-inline constexpr cgroup_files cgroup_v2_files = {"memory.max",
-                                                 "memory.current",
-                                                 {"active_file", "inactive_file",
-                                                  "slab_reclaimable"},
-                                                 "memory.swap.max",
-                                                 "memory.swap.current"};
+inline constexpr cgroup_files cgroup_v2_files = {
+    "memory.max",
+    "memory.current",
+    {"active_file", "inactive_file", "slab_reclaimable"},
+    "memory.swap.max",
+    "memory.swap.current"};
 inline constexpr cgroup_files cgroup_v1_files = {"memory.limit_in_bytes",
                                                  "memory.usage_in_bytes",
                                                  {"total_active_file", "total_inactive_file", ""},
                                                  nullptr,
                                                  nullptr};
 
-/// What the cgroup in `folder` leaves, swap of the machine included; nothing where it sets no limit.
+/// What the cgroup in `folder` leaves, swap of the machine included; nothing where it sets no
+/// limit.
 inline std::optional<std::uint64_t> cgroup_available(const std::string& folder,
                                                      const cgroup_files& files,
                                                      std::uint64_t free_swap) {
@@ -183,8 +184,8 @@ inline memory_limit available_memory(const std::string& root = "") {
     const std::string_view type = cut(line, ' ');
     cut(line, ' ');
     const bool v2 = type == "cgroup2";
-    if (!v2 && (type != "cgroup" || ("," + std::string(line) + ",").find(",memory,") ==
-                                        std::string::npos)) {
+    if (!v2 && (type != "cgroup" ||
+                ("," + std::string(line) + ",").find(",memory,") == std::string::npos)) {
       continue;
     }
     const cgroup_files& files = v2 ? cgroup_v2_files : cgroup_v1_files;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks say to each other at start: whole messages over a unix socket of type SOCK_SEQPACKET, so
-// that none is ever read or written in part, with descriptors beside them.
+// What ranks say to each other at start: whole messages over a unix socket of type SOCK_SEQPACKET,
+// so that none is ever read or written in part, with descriptors beside them.
 //
 //     peer                      rank 0
 //     hello              →                      who I am and what I expect
@@ -15,11 +15,9 @@
 //                        ←      go              so have all others
 //     failed             ↔      failed          I cannot go on, and why
 //
-// The prefix, the hello and the refusal are the same in all versions to come: two versions must be able
-// to tell each other that they differ.
+// The prefix, the hello and the refusal are the same in all versions to come: two versions must be
+// able to tell each other that they differ.
 #pragma once
-
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -34,6 +32,8 @@
 #include <utility>
 #include <vector>
 
+#include <unistd.h>
+
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -46,7 +46,7 @@ RANKFOLD_BEGIN_NAMESPACE
 
 namespace detail {
 
-inline constexpr std::uint64_t rendezvous_magic = 0x767264'6C666B6E72;  // "rnkfldrv" in memory
+inline constexpr std::uint64_t rendezvous_magic = 0x7672646C666B6E72;  // "rnkfldrv" in memory
 inline constexpr std::uint32_t rendezvous_protocol = 1;
 inline constexpr std::size_t max_message_bytes = 8192;
 inline constexpr std::size_t max_key_bytes = 2048;
@@ -168,16 +168,20 @@ class message_socket {
         return send_result::sent;
       }
       switch (errno) {
-        case EINTR: continue;
+        case EINTR:
+          continue;
         // Too many references: this user's descriptors under way, in all processes together, are
         // as many as one process may open. They get fewer as others receive.
         case EAGAIN:
         case ETOOMANYREFS:
-        case ENOBUFS: return send_result::full;
+        case ENOBUFS:
+          return send_result::full;
         case EPIPE:
         case ECONNRESET:
-        case ENOTCONN: return send_result::closed;
-        default: throw_errno("a message to another rank cannot be sent", errno);
+        case ENOTCONN:
+          return send_result::closed;
+        default:
+          throw_errno("a message to another rank cannot be sent", errno);
       }
     }
   }
@@ -208,6 +212,7 @@ class message_socket {
          header = CMSG_NXTHDR(&message, header)) {
       if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
       const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      result.descriptors.reserve(result.descriptors.size() + count);
       for (std::size_t i = 0; i < count; ++i) {
         int fd = -1;
         std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof fd);

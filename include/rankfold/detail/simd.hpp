@@ -126,43 +126,8 @@ inline constexpr std::size_t width_bytes = sizeof(bytes<Arch>);
 
 namespace detail {
 
-// The intrinsics below ask for the register rather than for xsimd's architecture, of which there
-// are more with every version.
-template <class Arch>
-using integer_register = typename bytes<Arch>::register_type;
-
-#if defined(__SSE2__) && defined(__x86_64__)
-template <class Arch>
-inline constexpr bool is_sse = std::is_same_v<integer_register<Arch>, __m128i>;
-#else
-template <class Arch>
-inline constexpr bool is_sse = false;
-#endif
-#if defined(__AVX__) && defined(__x86_64__)
-template <class Arch>
-inline constexpr bool is_avx = std::is_same_v<integer_register<Arch>, __m256i>;
-#else
-template <class Arch>
-inline constexpr bool is_avx = false;
-#endif
-#if defined(__AVX512F__) && defined(__x86_64__)
-template <class Arch>
-inline constexpr bool is_avx512 = std::is_same_v<integer_register<Arch>, __m512i>;
-#else
-template <class Arch>
-inline constexpr bool is_avx512 = false;
-#endif
-
-#ifdef __AVX2__
-inline constexpr bool has_avx2 = true;
-#else
-inline constexpr bool has_avx2 = false;
-#endif
-#if defined(__AVX512BW__)
-inline constexpr bool has_avx512bw = true;
-#else
-inline constexpr bool has_avx512bw = false;
-#endif
+template <class T>
+struct tag {};
 
 // memcpy of a fixed size, which is one instruction.
 template <class Word>
@@ -177,11 +142,22 @@ RANKFOLD_DETAIL_INLINE void store_word(std::byte* to, std::uint64_t word) noexce
   __builtin_memcpy(to, &part, sizeof(Word));
 }
 
+// What follows is one section for each x86 register size, as overloads on the register. The public
+// functions below use what they find for their register, and xsimd otherwise. (The names must exist
+// where no section does.)
+void load_partial();
+void store_partial();
+void load_masked();
+void store_masked();
+void multiply();
+void smaller();
+
 #if defined(__SSE2__) && defined(__x86_64__)
+
 // 1 to 15 bytes by two words that overlap: the overlapping bytes are the same bytes, so `or` joins
-// them. No trip through memory, whose store-to-load forwarding would fail.
-template <class Arch>
-RANKFOLD_DETAIL_INLINE __m128i load_below_16(const std::byte* from, std::size_t size) noexcept {
+// them. No trip through memory, where the load would wait for the stores before it.
+RANKFOLD_DETAIL_INLINE void load_partial(__m128i& to, const std::byte* from,
+                                         std::size_t size) noexcept {
   std::uint64_t low = 0;
   std::uint64_t high = 0;
   if (size >= 8) {
@@ -196,11 +172,10 @@ RANKFOLD_DETAIL_INLINE __m128i load_below_16(const std::byte* from, std::size_t 
   } else {
     low = load_word<std::uint8_t>(from);
   }
-  return _mm_set_epi64x(static_cast<long long>(high), static_cast<long long>(low));
+  to = _mm_set_epi64x(static_cast<long long>(high), static_cast<long long>(low));
 }
 
-template <class Arch>
-RANKFOLD_DETAIL_INLINE void store_below_16(std::byte* to, __m128i x, std::size_t size) noexcept {
+RANKFOLD_DETAIL_INLINE void store_partial(std::byte* to, __m128i x, std::size_t size) noexcept {
   const auto low = static_cast<std::uint64_t>(_mm_cvtsi128_si64(x));
   if (size >= 8) {
     store_word<std::uint64_t>(to, low);
@@ -218,15 +193,140 @@ RANKFOLD_DETAIL_INLINE void store_below_16(std::byte* to, __m128i x, std::size_t
     store_word<std::uint8_t>(to, low);
   }
 }
+
+RANKFOLD_DETAIL_INLINE __m128i multiply(tag<std::uint16_t>, __m128i a, __m128i b) noexcept {
+  return _mm_mullo_epi16(a, b);
+}
+RANKFOLD_DETAIL_INLINE __m128i multiply(tag<std::uint32_t>, __m128i a, __m128i b) noexcept {
+#  ifdef __SSE4_1__
+  return _mm_mullo_epi32(a, b);
+#  else
+  const __m128i even = _mm_mul_epu32(a, b);
+  const __m128i odd = _mm_mul_epu32(_mm_srli_epi64(a, 32), _mm_srli_epi64(b, 32));
+  const __m128i mask = _mm_set1_epi64x(0xFFFF'FFFF);
+  return _mm_or_si128(_mm_and_si128(even, mask), _mm_slli_epi64(odd, 32));
+#  endif
+}
+RANKFOLD_DETAIL_INLINE __m128i multiply(tag<std::uint64_t>, __m128i a, __m128i b) noexcept {
+  const __m128i cross = _mm_add_epi64(_mm_mul_epu32(_mm_srli_epi64(a, 32), b),
+                                      _mm_mul_epu32(a, _mm_srli_epi64(b, 32)));
+  return _mm_add_epi64(_mm_mul_epu32(a, b), _mm_slli_epi64(cross, 32));
+}
+
+// xsimd compares and selects for these two, which SSE2 has.
+RANKFOLD_DETAIL_INLINE __m128i smaller(tag<std::uint8_t>, __m128i a, __m128i b) noexcept {
+  return _mm_min_epu8(a, b);
+}
+RANKFOLD_DETAIL_INLINE __m128i smaller(tag<std::int16_t>, __m128i a, __m128i b) noexcept {
+  return _mm_min_epi16(a, b);
+}
+
+// minps gives its second operand for two zeros and when there is a NaN.
+RANKFOLD_DETAIL_INLINE __m128 smaller(tag<float>, __m128 a, __m128 b) noexcept {
+  return _mm_or_ps(_mm_min_ps(a, b), _mm_min_ps(b, a));
+}
+RANKFOLD_DETAIL_INLINE __m128d smaller(tag<double>, __m128d a, __m128d b) noexcept {
+  return _mm_or_pd(_mm_min_pd(a, b), _mm_min_pd(b, a));
+}
+
+#endif
+#if defined(__AVX__) && defined(__x86_64__)
+
+RANKFOLD_DETAIL_INLINE void load_partial(__m256i& to, const std::byte* from,
+                                         std::size_t size) noexcept {
+  __m128i low = _mm_setzero_si128();
+  __m128i high = _mm_setzero_si128();
+  if (size < 16) {
+    load_partial(low, from, size);
+  } else {
+    low = _mm_loadu_si128(reinterpret_cast<const __m128i_u*>(from));
+    if (size > 16) {
+      load_partial(high, from + 16, size - 16);
+    }
+  }
+  to = _mm256_insertf128_si256(_mm256_castsi128_si256(low), high, 1);
+}
+
+RANKFOLD_DETAIL_INLINE void store_partial(std::byte* to, __m256i x, std::size_t size) noexcept {
+  __m128i part = _mm256_castsi256_si128(x);
+  if (size >= 16) {
+    _mm_storeu_si128(reinterpret_cast<__m128i_u*>(to), part);
+    part = _mm256_extractf128_si256(x, 1);
+    to += 16;
+    size -= 16;
+  }
+  if (size != 0) {
+    store_partial(to, part, size);
+  }
+}
+
+RANKFOLD_DETAIL_INLINE __m256 smaller(tag<float>, __m256 a, __m256 b) noexcept {
+  return _mm256_or_ps(_mm256_min_ps(a, b), _mm256_min_ps(b, a));
+}
+RANKFOLD_DETAIL_INLINE __m256d smaller(tag<double>, __m256d a, __m256d b) noexcept {
+  return _mm256_or_pd(_mm256_min_pd(a, b), _mm256_min_pd(b, a));
+}
+
+#endif
+#if defined(__AVX2__) && defined(__x86_64__)
+
+RANKFOLD_DETAIL_INLINE __m256i multiply(tag<std::uint16_t>, __m256i a, __m256i b) noexcept {
+  return _mm256_mullo_epi16(a, b);
+}
+RANKFOLD_DETAIL_INLINE __m256i multiply(tag<std::uint32_t>, __m256i a, __m256i b) noexcept {
+  return _mm256_mullo_epi32(a, b);
+}
+RANKFOLD_DETAIL_INLINE __m256i multiply(tag<std::uint64_t>, __m256i a, __m256i b) noexcept {
+  const __m256i cross = _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(a, 32), b),
+                                         _mm256_mul_epu32(a, _mm256_srli_epi64(b, 32)));
+  return _mm256_add_epi64(_mm256_mul_epu32(a, b), _mm256_slli_epi64(cross, 32));
+}
+
+#endif
+#if defined(__AVX512F__) && defined(__x86_64__)
+
+#  ifdef __AVX512BW__
+RANKFOLD_DETAIL_INLINE void load_masked(__m512i& to, const std::byte* from,
+                                        std::size_t size) noexcept {
+  to = _mm512_maskz_loadu_epi8(~std::uint64_t{0} >> (64 - size), from);
+}
+RANKFOLD_DETAIL_INLINE void store_masked(std::byte* to, __m512i x, std::size_t size) noexcept {
+  _mm512_mask_storeu_epi8(to, ~std::uint64_t{0} >> (64 - size), x);
+}
+
+RANKFOLD_DETAIL_INLINE __m512i multiply(tag<std::uint16_t>, __m512i a, __m512i b) noexcept {
+  return _mm512_mullo_epi16(a, b);
+}
+#  endif
+RANKFOLD_DETAIL_INLINE __m512i multiply(tag<std::uint32_t>, __m512i a, __m512i b) noexcept {
+  return _mm512_mullo_epi32(a, b);
+}
+RANKFOLD_DETAIL_INLINE __m512i multiply(tag<std::uint64_t>, __m512i a, __m512i b) noexcept {
+#  ifdef __AVX512DQ__
+  return _mm512_mullo_epi64(a, b);
+#  else
+  return _mm512_mullox_epi64(a, b);
+#  endif
+}
+
+RANKFOLD_DETAIL_INLINE __m512 smaller(tag<float>, __m512 a, __m512 b) noexcept {
+  return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(_mm512_min_ps(a, b)),
+                                             _mm512_castps_si512(_mm512_min_ps(b, a))));
+}
+RANKFOLD_DETAIL_INLINE __m512d smaller(tag<double>, __m512d a, __m512d b) noexcept {
+  return _mm512_castsi512_pd(_mm512_or_si512(_mm512_castpd_si512(_mm512_min_pd(a, b)),
+                                             _mm512_castpd_si512(_mm512_min_pd(b, a))));
+}
+
 #endif
 
 }  // namespace detail
 
 /// The same bits as elements of another type. (xsimd's own has changed its template parameters.)
-template <class Arch, class To, class From>
-RANKFOLD_DETAIL_INLINE batch<Arch, To> cast(const xsimd::batch<From, typename Arch::arch>& x) noexcept {
-  static_assert(sizeof(batch<Arch, To>) == sizeof(x));
-  return __builtin_bit_cast(batch<Arch, To>, x);
+template <class To, class From, class XsimdArch>
+RANKFOLD_DETAIL_INLINE xsimd::batch<To, XsimdArch> cast(
+    const xsimd::batch<From, XsimdArch>& x) noexcept {
+  return __builtin_bit_cast(xsimd::batch<To, XsimdArch>, x);
 }
 
 /// A whole register from any address.
@@ -240,34 +340,46 @@ RANKFOLD_DETAIL_INLINE void store(std::byte* to, const bytes<Arch>& x) noexcept 
   x.store_unaligned(reinterpret_cast<std::uint8_t*>(to));
 }
 
+namespace detail {
+
+// Functions of their own: a kernel has many partial loads, and they are long without masks.
+template <class Arch>
+[[gnu::noinline]] inline bytes<Arch> load_partial_call(const std::byte* from,
+                                                       std::size_t size) noexcept {
+  typename bytes<Arch>::register_type x;
+  if constexpr (requires { load_partial(x, from, size); }) {
+    load_partial(x, from, size);
+    return bytes<Arch>(x);
+  } else {
+    std::byte buffer[width_bytes<Arch>] = {};
+    __builtin_memcpy(buffer, from, size);
+    return simd::load<Arch>(buffer);
+  }
+}
+
+template <class Arch>
+[[gnu::noinline]] inline void store_partial_call(std::byte* to, bytes<Arch> x,
+                                                 std::size_t size) noexcept {
+  if constexpr (requires { store_partial(to, x.data, size); }) {
+    store_partial(to, x.data, size);
+  } else {
+    std::byte buffer[width_bytes<Arch>];
+    simd::store<Arch>(buffer, x);
+    __builtin_memcpy(to, buffer, size);
+  }
+}
+
+}  // namespace detail
+
 /// The first `size` bytes of a register, 0 < size < width; the others are zero and are not read.
 template <class Arch>
 RANKFOLD_DETAIL_INLINE bytes<Arch> load_partial(const std::byte* from, std::size_t size) noexcept {
-#if defined(__AVX512BW__) && defined(__x86_64__)
-  if constexpr (detail::is_avx512<Arch>) {
-    return bytes<Arch>(_mm512_maskz_loadu_epi8(~std::uint64_t{0} >> (64 - size), from));
-  } else
-#endif
-#if defined(__AVX__) && defined(__x86_64__)
-      if constexpr (detail::is_avx<Arch>) {
-    if (size < 16) {
-      return bytes<Arch>(_mm256_zextsi128_si256(detail::load_below_16<Arch>(from, size)));
-    }
-    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i_u*>(from));
-    const __m128i high =
-        size == 16 ? _mm_setzero_si128() : detail::load_below_16<Arch>(from + 16, size - 16);
-    return bytes<Arch>(_mm256_insertf128_si256(_mm256_castsi128_si256(low), high, 1));
-  } else
-#endif
-#if defined(__SSE2__) && defined(__x86_64__)
-      if constexpr (detail::is_sse<Arch>) {
-    return bytes<Arch>(detail::load_below_16<Arch>(from, size));
-  } else
-#endif
-  {
-    std::byte buffer[width_bytes<Arch>] = {};
-    __builtin_memcpy(buffer, from, size);
-    return load<Arch>(buffer);
+  typename bytes<Arch>::register_type x;
+  if constexpr (requires { detail::load_masked(x, from, size); }) {
+    detail::load_masked(x, from, size);
+    return bytes<Arch>(x);
+  } else {
+    return detail::load_partial_call<Arch>(from, size);
   }
 }
 
@@ -275,136 +387,47 @@ RANKFOLD_DETAIL_INLINE bytes<Arch> load_partial(const std::byte* from, std::size
 template <class Arch>
 RANKFOLD_DETAIL_INLINE void store_partial(std::byte* to, const bytes<Arch>& x,
                                           std::size_t size) noexcept {
-#if defined(__AVX512BW__) && defined(__x86_64__)
-  if constexpr (detail::is_avx512<Arch>) {
-    _mm512_mask_storeu_epi8(to, ~std::uint64_t{0} >> (64 - size), x);
-  } else
-#endif
-#if defined(__AVX__) && defined(__x86_64__)
-      if constexpr (detail::is_avx<Arch>) {
-    const __m256i all = x;
-    __m128i part = _mm256_castsi256_si128(all);
-    if (size >= 16) {
-      _mm_storeu_si128(reinterpret_cast<__m128i_u*>(to), part);
-      to += 16;
-      size -= 16;
-      part = _mm256_extractf128_si256(all, 1);
-    }
-    if (size != 0) {
-      detail::store_below_16<Arch>(to, part, size);
-    }
-  } else
-#endif
-#if defined(__SSE2__) && defined(__x86_64__)
-      if constexpr (detail::is_sse<Arch>) {
-    detail::store_below_16<Arch>(to, x, size);
-  } else
-#endif
-  {
-    std::byte buffer[width_bytes<Arch>];
-    store<Arch>(buffer, x);
-    __builtin_memcpy(to, buffer, size);
+  if constexpr (requires { detail::store_masked(to, x.data, size); }) {
+    detail::store_masked(to, x.data, size);
+  } else {
+    detail::store_partial_call<Arch>(to, x, size);
   }
 }
 
-/// The product of unsigned integers of any width, modulo 2^bits. xsimd multiplies one element
-/// after the other where there is no instruction for the width.
-template <class Arch, class U>
-RANKFOLD_DETAIL_INLINE batch<Arch, U> multiply(const batch<Arch, U>& a,
-                                               const batch<Arch, U>& b) noexcept {
+/// The product of unsigned integers, modulo 2^bits. (xsimd multiplies one element after the other
+/// where the width has no instruction.)
+template <class U, class XsimdArch>
+RANKFOLD_DETAIL_INLINE xsimd::batch<U, XsimdArch> multiply(
+    const xsimd::batch<U, XsimdArch>& a, const xsimd::batch<U, XsimdArch>& b) noexcept {
   static_assert(std::is_unsigned_v<U>);
-  if constexpr (sizeof(U) == 1) {
-    // As 16-bit lanes: the even bytes are the low half of the product of the lanes; for the odd
-    // ones, a's is shifted down and b's stands alone, so that their product is in the upper half.
-    using lanes = batch<Arch, std::uint16_t>;
-    const lanes x = cast<Arch, std::uint16_t, U>(a);
-    const lanes y = cast<Arch, std::uint16_t, U>(b);
-    const lanes low(std::uint16_t{0x00FF});
-    const lanes high(std::uint16_t{0xFF00});
-    const lanes even = multiply<Arch, std::uint16_t>(x, y) & low;
-    const lanes odd = multiply<Arch, std::uint16_t>(x >> 8, y & high);
-    return cast<Arch, U, std::uint16_t>(even | odd);
-  }
-#if defined(__AVX512F__) && defined(__x86_64__)
-  else if constexpr (detail::is_avx512<Arch> && sizeof(U) == 4) {
-    return batch<Arch, U>(_mm512_mullo_epi32(a, b));
-  }
-#  if defined(__AVX512BW__)
-  else if constexpr (detail::is_avx512<Arch> && sizeof(U) == 2) {
-    return batch<Arch, U>(_mm512_mullo_epi16(a, b));
-  }
-#  endif
-#  if defined(__AVX512DQ__)
-  else if constexpr (detail::is_avx512<Arch> && sizeof(U) == 8) {
-    return batch<Arch, U>(_mm512_mullo_epi64(a, b));
-  }
-#  endif
-#endif
-#if defined(__AVX2__) && defined(__x86_64__)
-  else if constexpr (detail::is_avx<Arch> && sizeof(U) == 2) {
-    return batch<Arch, U>(_mm256_mullo_epi16(a, b));
-  } else if constexpr (detail::is_avx<Arch> && sizeof(U) == 4) {
-    return batch<Arch, U>(_mm256_mullo_epi32(a, b));
-  } else if constexpr (detail::is_avx<Arch> && sizeof(U) == 8) {
-    const __m256i cross = _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(a, 32), b),
-                                           _mm256_mul_epu32(a, _mm256_srli_epi64(b, 32)));
-    return batch<Arch, U>(
-        _mm256_add_epi64(_mm256_mul_epu32(a, b), _mm256_slli_epi64(cross, 32)));
-  }
-#endif
-#if defined(__SSE2__) && defined(__x86_64__)
-  else if constexpr (detail::is_sse<Arch> && sizeof(U) == 2) {
-    return batch<Arch, U>(_mm_mullo_epi16(a, b));
-  } else if constexpr (detail::is_sse<Arch> && sizeof(U) == 4) {
-#  ifdef __SSE4_1__
-    return batch<Arch, U>(_mm_mullo_epi32(a, b));
-#  else
-    const __m128i even = _mm_mul_epu32(a, b);
-    const __m128i odd = _mm_mul_epu32(_mm_srli_epi64(a, 32), _mm_srli_epi64(b, 32));
-    const __m128i mask = _mm_set1_epi64x(0xFFFF'FFFF);
-    return batch<Arch, U>(_mm_or_si128(_mm_and_si128(even, mask), _mm_slli_epi64(odd, 32)));
-#  endif
-  } else if constexpr (detail::is_sse<Arch> && sizeof(U) == 8) {
-    const __m128i cross = _mm_add_epi64(_mm_mul_epu32(_mm_srli_epi64(a, 32), b),
-                                        _mm_mul_epu32(a, _mm_srli_epi64(b, 32)));
-    return batch<Arch, U>(_mm_add_epi64(_mm_mul_epu32(a, b), _mm_slli_epi64(cross, 32)));
-  }
-#endif
-  else {
+  if constexpr (requires { detail::multiply(detail::tag<U>{}, a.data, b.data); }) {
+    return xsimd::batch<U, XsimdArch>(detail::multiply(detail::tag<U>{}, a.data, b.data));
+  } else if constexpr (sizeof(U) == 1) {
+    // As 16-bit lanes: the lower byte of the product of two lanes is the product of their lower
+    // bytes; with a's upper byte shifted down and b's left in place, the upper one is that of the
+    // upper bytes.
+    using lanes = xsimd::batch<std::uint16_t, XsimdArch>;
+    const lanes x = cast<std::uint16_t>(a);
+    const lanes y = cast<std::uint16_t>(b);
+    const lanes lower(std::uint16_t{0x00FF});
+    const lanes upper(std::uint16_t{0xFF00});
+    return cast<U>((multiply(x, y) & lower) | multiply(x >> 8, y & upper));
+  } else {
     return a * b;
   }
 }
 
-/// The smaller of two integers.
-template <class Arch, class I>
-RANKFOLD_DETAIL_INLINE batch<Arch, I> smaller(const batch<Arch, I>& a,
-                                              const batch<Arch, I>& b) noexcept {
-#if defined(__SSE2__) && defined(__x86_64__)
-  // The two that SSE2 has; xsimd compares and selects.
-  if constexpr (detail::is_sse<Arch> && std::is_same_v<I, std::uint8_t>) {
-    return batch<Arch, I>(_mm_min_epu8(a, b));
-  } else if constexpr (detail::is_sse<Arch> && std::is_same_v<I, std::int16_t>) {
-    return batch<Arch, I>(_mm_min_epi16(a, b));
-  } else
-#endif
-  {
-    return xsimd::min(a, b);
-  }
-}
-
-/// The smaller of two floats, and −0 of two zeros; some NaN if one of both is a NaN.
-template <class Arch, class T>
-RANKFOLD_DETAIL_INLINE batch<Arch, T> smaller_float(const batch<Arch, T>& a,
-                                                    const batch<Arch, T>& b) noexcept {
-#if defined(__SSE2__) && defined(__x86_64__)
-  // minps gives its second operand for two zeros and when there is a NaN, so that both orders
-  // together hold both operands in these cases, and the same number twice in all others.
-  if constexpr (detail::is_sse<Arch> || detail::is_avx<Arch> || detail::is_avx512<Arch>) {
-    return xsimd::min(a, b) | xsimd::min(b, a);
-  } else
-#endif
-  {
+/// The smaller of two integers. Of two floats: −0 of two zeros, and some NaN if one of them is one.
+template <class T, class XsimdArch>
+RANKFOLD_DETAIL_INLINE xsimd::batch<T, XsimdArch> smaller(
+    const xsimd::batch<T, XsimdArch>& a, const xsimd::batch<T, XsimdArch>& b) noexcept {
+  if constexpr (requires { detail::smaller(detail::tag<T>{}, a.data, b.data); }) {
+    return xsimd::batch<T, XsimdArch>(detail::smaller(detail::tag<T>{}, a.data, b.data));
+  } else if constexpr (std::is_floating_point_v<T>) {
+    // For two zeros, and when there is a NaN, this joins both operands; else one number twice.
     return xsimd::select(a < b, a, b) | xsimd::select(b < a, b, a);
+  } else {
+    return xsimd::min(a, b);
   }
 }
 

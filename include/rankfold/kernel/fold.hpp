@@ -8,6 +8,7 @@
 #include <string>
 
 #include "rankfold/detail/config.hpp"
+#include "rankfold/detail/fold_batch.hpp"
 #include "rankfold/detail/fold_element.hpp"
 #include "rankfold/detail/simd.hpp"
 #include "rankfold/dtype.hpp"
@@ -53,7 +54,12 @@ template <class Arch, class Op, class T>
 void fold(const void* op, const void* const* in, int n, void* out,
           std::size_t count) noexcept(builtin_operator<Op>) {
   if constexpr (builtin_operator<Op>) {
-    detail::fold_elements<Arch, Op, T>(in, n, out, count);
+    if constexpr (detail::folds_in_batches_v<Arch, T>) {
+      detail::fold_batches<Arch>(detail::fold_policy<Arch, Op, T>(n), in, n, out,
+                                 count * sizeof(T));
+    } else {
+      detail::fold_elements<Arch, Op, T>(in, n, out, count);
+    }
   } else {
     detail::fold_elements_user<Arch, Op, T>(*static_cast<const Op*>(op), in, n, out, count);
   }

@@ -68,6 +68,17 @@ namespace detail {
   }
 }
 
+/// Whether the exception that is being handled tells of another rank's: what that rank threw counts.
+inline bool is_aborted_error() noexcept {
+  try {
+    throw;
+  } catch (const aborted_error&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
 }  // namespace detail
 
 /// Runs `f(communicator<threads_transport>&)` on `ranks` ranks, each a thread of its own, and waits for
@@ -87,10 +98,11 @@ auto run_ranks(int ranks, F&& f, const run_options& options = {}) {
   std::mutex mutex;
   std::exception_ptr first;
   int first_rank = -1;
+  bool first_is_echo = false;
   {
     std::vector<std::jthread> threads;
     threads.reserve(static_cast<std::size_t>(ranks));
-    for (int r = 0; r < ranks; ++r) {
+    const auto start = [&](int r) {
       threads.emplace_back([&, r] {
         const auto i = static_cast<std::size_t>(r);
         std::optional<comm> c;
@@ -102,13 +114,21 @@ auto run_ranks(int ranks, F&& f, const run_options& options = {}) {
             results[i].emplace(f(*c));
           }
         } catch (...) {
+          const bool echo = detail::is_aborted_error();
           const std::lock_guard lock(mutex);
-          if (first_rank < 0) {
+          if (first_rank < 0 || (first_is_echo && !echo)) {
             first = std::current_exception();
             first_rank = r;
+            first_is_echo = echo;
           }
         }
       });
+    };
+    try {
+      for (int r = 0; r < ranks; ++r) start(r);
+    } catch (...) {
+      transports.clear();  // no thread for this rank: the others see it leave
+      throw;
     }
   }
   if (first_rank >= 0) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transport of one rank alone, and the simplest model of `memory_transport`: start here to write
-// your own.
+// The transport of one rank alone, and the simplest model of `memory_transport`: start here to
+// write your own.
 #pragma once
 
 #include <cstddef>

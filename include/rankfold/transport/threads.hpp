@@ -4,12 +4,14 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "rankfold/assert.hpp"
 #include "rankfold/detail/config.hpp"
+#include "rankfold/detail/memory_limit.hpp"
 #include "rankfold/detail/segment_layout.hpp"
 #include "rankfold/detail/segment_memory.hpp"
 #include "rankfold/transport.hpp"
@@ -36,8 +38,10 @@ class threads_transport {
   static std::vector<threads_transport> create(int size, threads_options options = {}) {
     detail::check_world_size(size);
     const std::size_t bytes = detail::checked_segment_bytes(options.workspace_bytes);
-    const auto arena = std::make_shared<const detail::mapping>(
-        detail::mapping::anonymous(bytes * static_cast<std::size_t>(size)));
+    const std::size_t total = bytes * static_cast<std::size_t>(size);
+    detail::check_memory(total, std::to_string(size) + " segments");
+    const auto arena =
+        std::make_shared<const detail::mapping>(detail::mapping::anonymous(total));
     std::vector<threads_transport> all;
     all.reserve(static_cast<std::size_t>(size));
     for (int rank = 0; rank < size; ++rank) {

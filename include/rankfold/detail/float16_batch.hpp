@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// bfloat16 and float16 in registers: a register of packed elements becomes two of float and back.
+// Which element goes to which lane differs between the forms below; an elementwise fold does not
+// care.
+#pragma once
+
+#include <cstdint>
+
+#include "rankfold/detail/config.hpp"
+#include "rankfold/detail/inline.hpp"
+#include "rankfold/detail/fold_element.hpp"
+#include "rankfold/detail/simd.hpp"
+#include "rankfold/dtype.hpp"
+
+RANKFOLD_BEGIN_NAMESPACE
+namespace detail {
+
+/// The two registers of float that one register of 16-bit floats becomes.
+template <class Arch>
+struct float_pair {
+  simd::batch<Arch, float> first;
+  simd::batch<Arch, float> second;
+};
+
+/// Every NaN becomes the positive quiet NaN without payload.
+template <class T, class XsimdArch>
+RANKFOLD_DETAIL_INLINE xsimd::batch<T, XsimdArch> canonical_nan(
+    const xsimd::batch<T, XsimdArch>& x) noexcept {
+  using layout = float_layout<T>;
+  const xsimd::batch<T, XsimdArch> nan(__builtin_bit_cast(T, layout::quiet_nan));
+  return xsimd::select(x == x, x, nan);
+}
+
+/// How `Half` is unpacked and packed on `Arch`. `pack` rounds to nearest even and wants NaNs to be
+/// canonical already.
+template <class Arch, class Half>
+struct half_batch;
+
+// As lanes of 32 bits the elements come in pairs, and a bfloat16 is the upper half of its float:
+// one shift for the one, one mask for the other.
+template <class Arch>
+struct half_batch<Arch, bfloat16> {
+  using lanes = simd::batch<Arch, std::uint32_t>;
+
+  RANKFOLD_DETAIL_INLINE static float_pair<Arch> unpack(const simd::bytes<Arch>& x) noexcept {
+    const lanes pairs = simd::cast<std::uint32_t>(x);
+    return {simd::cast<float>(pairs << 16), simd::cast<float>(pairs & upper())};
+  }
+
+  RANKFOLD_DETAIL_INLINE static simd::bytes<Arch> pack(const float_pair<Arch>& x) noexcept {
+    return simd::cast<std::uint8_t>((round(x.first) >> 16) | (round(x.second) & upper()));
+  }
+
+ private:
+  RANKFOLD_DETAIL_INLINE static lanes upper() noexcept {
+    return lanes(std::uint32_t{0xFFFF'0000U});
+  }
+
+  // See bfloat16::round. What remains in the lower half is dropped by the caller.
+  RANKFOLD_DETAIL_INLINE static lanes round(const simd::batch<Arch, float>& x) noexcept {
+    const lanes u = simd::cast<std::uint32_t>(x);
+    return u + (((u >> 16) & lanes(std::uint32_t{1})) + lanes(std::uint32_t{0x7FFF}));
+  }
+};
+
+// The same pairs; the conversion itself with integers and one float addition each way, since no
+// subnormal float may appear (slow on some processors, flushed to zero in some environments).
+template <class Arch>
+struct half_batch_portable {
+  using lanes = simd::batch<Arch, std::int32_t>;  // signed: comparisons cost less
+
+  RANKFOLD_DETAIL_INLINE static float_pair<Arch> unpack(const simd::bytes<Arch>& x) noexcept {
+    const lanes pairs = simd::cast<std::int32_t>(x);
+    const lanes magnitude = all(0x7FFFU << 13);
+    return {widen((pairs << 13) & magnitude, pairs << 16), widen((pairs >> 3) & magnitude, pairs)};
+  }
+
+  RANKFOLD_DETAIL_INLINE static simd::bytes<Arch> pack(const float_pair<Arch>& x) noexcept {
+    const lanes first = simd::cast<std::int32_t>(x.first);
+    const lanes second = simd::cast<std::int32_t>(x.second);
+    const lanes low = narrow(first) | ((first >> 16) & all(0x8000U));
+    const lanes high = (narrow(second) << 16) | (second & all(1U << 31));
+    return simd::cast<std::uint8_t>(low | high);
+  }
+
+ private:
+  RANKFOLD_DETAIL_INLINE static lanes all(std::uint32_t bits) noexcept {
+    return lanes(static_cast<std::int32_t>(bits));
+  }
+
+  // `m`: exponent and fraction, moved to where a float has them. `s`: the sign, and bits to ignore.
+  RANKFOLD_DETAIL_INLINE static simd::batch<Arch, float> widen(const lanes& m,
+                                                               const lanes& s) noexcept {
+    const lanes rebias = all(112U << 23);
+    const lanes normal = m + rebias;
+    // Infinities and NaNs: the exponent goes up once more, from 143 to 255.
+    const lanes large = xsimd::select(m > all((0x7C00U << 13) - 1), normal + rebias, normal);
+    // Subnormals and zero: with the hidden bit of 2^-14, minus 2^-14.
+    const lanes hidden = all(113U << 23);
+    const lanes subnormal = simd::cast<std::int32_t>(simd::cast<float>(m + hidden) -
+                                                  simd::cast<float>(hidden));
+    const lanes magnitude = xsimd::select(m > all((1U << 23) - 1), large, subnormal);
+    return simd::cast<float>(magnitude | (s & all(1U << 31)));
+  }
+
+  // The lower 15 bits of the result, in lanes of 32 bits.
+  RANKFOLD_DETAIL_INLINE static lanes narrow(const lanes& u) noexcept {
+    const lanes m = u & all(0x7FFF'FFFFU);
+    const lanes tie_to_even = ((m >> 13) & all(1)) + all(0x0FFFU - (112U << 23));
+    const lanes normal = (m + tie_to_even) >> 13;
+    // Below 2^-14: added to 0.5, whose last bit is 2^-24, a float is rounded as a subnormal.
+    const lanes half = all(0x3F00'0000U);
+    const lanes subnormal =
+        simd::cast<std::int32_t>(simd::cast<float>(m) + simd::cast<float>(half)) - half;
+    const lanes finite = xsimd::select(m > all((113U << 23) - 1), normal, subnormal);
+    const lanes special = xsimd::select(m > all(0x7F80'0000U), all(0x7E00U), all(0x7C00U));
+    return xsimd::select(m > all(0x4780'0000U - 1), special, finite);  // 65536 and above
+  }
+};
+
+template <class Arch>
+struct half_batch<Arch, float16> : half_batch_portable<Arch> {};
+
+#if defined(__F16C__) && defined(__AVX__)
+
+// The conversion instructions, which know nothing of DAZ and FTZ for the 16-bit side and take
+// their rounding from the instruction. The first register holds the lower half.
+template <class Arch>
+  requires(sizeof(simd::bytes<Arch>) == 32)
+struct half_batch<Arch, float16> {
+  RANKFOLD_DETAIL_INLINE static float_pair<Arch> unpack(const simd::bytes<Arch>& x) noexcept {
+    const __m256i all = x;
+    return {simd::batch<Arch, float>(_mm256_cvtph_ps(_mm256_castsi256_si128(all))),
+            simd::batch<Arch, float>(_mm256_cvtph_ps(_mm256_extractf128_si256(all, 1)))};
+  }
+  RANKFOLD_DETAIL_INLINE static simd::bytes<Arch> pack(const float_pair<Arch>& x) noexcept {
+    constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    const __m128i low = _mm256_cvtps_ph(x.first, mode);
+    const __m128i high = _mm256_cvtps_ph(x.second, mode);
+    return simd::bytes<Arch>(_mm256_insertf128_si256(_mm256_castsi128_si256(low), high, 1));
+  }
+};
+
+#endif
+#ifdef __AVX512F__
+
+template <class Arch>
+  requires(sizeof(simd::bytes<Arch>) == 64)
+struct half_batch<Arch, float16> {
+  RANKFOLD_DETAIL_INLINE static float_pair<Arch> unpack(const simd::bytes<Arch>& x) noexcept {
+    const __m512i all = x;
+    return {simd::batch<Arch, float>(_mm512_cvtph_ps(_mm512_castsi512_si256(all))),
+            simd::batch<Arch, float>(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(all, 1)))};
+  }
+  RANKFOLD_DETAIL_INLINE static simd::bytes<Arch> pack(const float_pair<Arch>& x) noexcept {
+    constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    const __m256i low = _mm512_cvtps_ph(x.first, mode);
+    const __m256i high = _mm512_cvtps_ph(x.second, mode);
+    return simd::bytes<Arch>(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
+  }
+};
+
+#endif
+
+}  // namespace detail
+RANKFOLD_END_NAMESPACE

@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fold in registers. A policy says how a register of elements is loaded, combined and stored;
+// one driver runs every policy over any number of inputs. Operators and types that do the same to
+// the bits share a policy, and with it the code.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "rankfold/detail/config.hpp"
+#include "rankfold/detail/float16_batch.hpp"
+#include "rankfold/detail/fold_element.hpp"
+#include "rankfold/detail/inline.hpp"
+#include "rankfold/detail/simd.hpp"
+#include "rankfold/dtype.hpp"
+#include "rankfold/reduction.hpp"
+
+// GCC before 12.3 takes the undefined operands in its own AVX-512 intrinsics for a mistake of those
+// who inline them (GCC bug 105593).
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
+#  pragma GCC diagnostic push
+#  pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#  pragma GCC diagnostic ignored "-Wuninitialized"
+#  define RANKFOLD_DETAIL_POP_DIAGNOSTIC
+#endif
+
+RANKFOLD_BEGIN_NAMESPACE
+namespace detail {
+
+// ---- Policies: value load(bytes), value combine(value, value), bytes store(value) ----
+
+template <class Arch, class U>
+struct sum_policy {
+  using value = simd::batch<Arch, U>;
+  RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
+    return simd::cast<U>(x);
+  }
+  RANKFOLD_DETAIL_INLINE value combine(const value& a, const value& b) const noexcept {
+    return a + b;
+  }
+  RANKFOLD_DETAIL_INLINE simd::bytes<Arch> store(const value& x) const noexcept {
+    return simd::cast<std::uint8_t>(x);
+  }
+};
+
+template <class Arch, class U>
+struct prod_policy : sum_policy<Arch, U> {
+  using value = simd::batch<Arch, U>;
+  RANKFOLD_DETAIL_INLINE value combine(const value& a, const value& b) const noexcept {
+    return simd::multiply(a, b);
+  }
+};
+
+// min and max, signed and unsigned, of one width: `flip` turns the order of the elements into that
+// of Key. The sign bit is flipped between signed and unsigned, all bits between max and min.
+template <class Arch, class Key>
+struct order_policy {
+  using value = simd::batch<Arch, Key>;
+  Key flip;
+  RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
+    return simd::cast<Key>(x) ^ value(flip);
+  }
+  RANKFOLD_DETAIL_INLINE value combine(const value& a, const value& b) const noexcept {
+    return simd::smaller(a, b);
+  }
+  RANKFOLD_DETAIL_INLINE simd::bytes<Arch> store(const value& x) const noexcept {
+    return simd::cast<std::uint8_t>(x ^ value(flip));
+  }
+};
+
+// a & b is the complement of ~a | ~b: `flip` is all ones for bit_or, zero for bit_and.
+template <class Arch>
+struct bit_policy {
+  using value = simd::bytes<Arch>;
+  std::uint8_t flip;
+  RANKFOLD_DETAIL_INLINE value load(const value& x) const noexcept { return x ^ value(flip); }
+  RANKFOLD_DETAIL_INLINE value combine(const value& a, const value& b) const noexcept {
+    return a & b;
+  }
+  RANKFOLD_DETAIL_INLINE value store(const value& x) const noexcept { return x ^ value(flip); }
+};
+
+template <class Arch>
+struct xor_policy {
+  using value = simd::bytes<Arch>;
+  RANKFOLD_DETAIL_INLINE value load(const value& x) const noexcept { return x; }
+  RANKFOLD_DETAIL_INLINE value combine(const value& a, const value& b) const noexcept {
+    return a ^ b;
+  }
+  RANKFOLD_DETAIL_INLINE value store(const value& x) const noexcept { return x; }
+};
+
+// Truth values, 1 for every element but zero: as above, with `flip` 1 for `or`.
+template <class Arch, class U>
+struct truth_policy {
+  using value = simd::batch<Arch, U>;
+  U flip;
+  RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
+    const value of_zero(flip);
+    return xsimd::select(simd::cast<U>(x) == value(U{0}), of_zero, of_zero ^ value(U{1}));
+  }
+  RANKFOLD_DETAIL_INLINE value combine(const value& a, const value& b) const noexcept {
+    return a & b;
+  }
+  RANKFOLD_DETAIL_INLINE simd::bytes<Arch> store(const value& x) const noexcept {
+    return simd::cast<std::uint8_t>(x ^ value(flip));
+  }
+};
+
+template <class Arch>
+struct truth_xor_policy : truth_policy<Arch, std::uint8_t> {
+  using value = simd::bytes<Arch>;
+  RANKFOLD_DETAIL_INLINE value combine(const value& a, const value& b) const noexcept {
+    return a ^ b;
+  }
+};
+
+// float and double. `divisor` is the number of operands of an average, or 0.
+template <class Arch, class Op, class T>
+struct float_policy {
+  using value = simd::batch<Arch, T>;
+  T divisor;
+  RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
+    return simd::cast<T>(x);
+  }
+  RANKFOLD_DETAIL_INLINE value combine(const value& a, const value& b) const noexcept {
+    if constexpr (std::is_same_v<Op, sum>) {
+      return a + b;
+    } else {
+      return a * b;
+    }
+  }
+  RANKFOLD_DETAIL_INLINE simd::bytes<Arch> store(const value& x) const noexcept {
+    if (std::is_same_v<Op, sum> && divisor != 0) {
+      return simd::cast<std::uint8_t>(canonical_nan(x / value(divisor)));
+    }
+    return simd::cast<std::uint8_t>(canonical_nan(x));
+  }
+};
+
+// min of float and double, and max as the negative of the min of the negatives.
+template <class Arch, class T>
+struct float_order_policy {
+  using value = simd::batch<Arch, T>;
+  T flip;  // −0 for max, +0 for min: what `xor` does to the sign
+  RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
+    return simd::cast<T>(x) ^ value(flip);
+  }
+  RANKFOLD_DETAIL_INLINE value combine(const value& a, const value& b) const noexcept {
+    return simd::smaller(a, b);
+  }
+  RANKFOLD_DETAIL_INLINE simd::bytes<Arch> store(const value& x) const noexcept {
+    return simd::cast<std::uint8_t>(canonical_nan(x ^ value(flip)));
+  }
+};
+
+// The 16-bit floats, in registers of float.
+template <class Arch, class Op, class Half>
+struct half_policy {
+  using value = float_pair<Arch>;
+  using half = half_batch<Arch, Half>;
+  float divisor;
+  RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
+    return half::unpack(x);
+  }
+  RANKFOLD_DETAIL_INLINE value combine(const value& a, const value& b) const noexcept {
+    if constexpr (std::is_same_v<Op, sum>) {
+      return {a.first + b.first, a.second + b.second};
+    } else {
+      return {a.first * b.first, a.second * b.second};
+    }
+  }
+  RANKFOLD_DETAIL_INLINE simd::bytes<Arch> store(value x) const noexcept {
+    if (std::is_same_v<Op, sum> && divisor != 0) {
+      const simd::batch<Arch, float> by(divisor);
+      x = {x.first / by, x.second / by};
+    }
+    return half::pack({canonical_nan(x.first), canonical_nan(x.second)});
+  }
+};
+
+// min and max of the 16-bit floats, on their bits: as integers in the order NaNs, −inf, …, −0, +0,
+// …, +inf. For max, the signs are flipped before and after.
+template <class Arch>
+struct half_order_policy {
+  using value = simd::batch<Arch, std::int16_t>;
+  std::int16_t flip;
+  std::int16_t wrap;   // added, takes the NaNs above +inf around to the lower end
+  std::int16_t least;  // −inf after all that
+  std::int16_t nan;
+
+  template <class Half>
+  static constexpr half_order_policy of(bool is_max) noexcept {
+    using layout = float_layout<Half>;
+    return {static_cast<std::int16_t>(is_max ? layout::sign : 0),
+            static_cast<std::int16_t>(0x7FFF - layout::infinity),
+            static_cast<std::int16_t>(0x7FFF - layout::infinity - layout::infinity - 1),
+            static_cast<std::int16_t>(layout::quiet_nan)};
+  }
+
+  RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
+    return monotonic(simd::cast<std::int16_t>(x) ^ value(flip)) + value(wrap);
+  }
+  RANKFOLD_DETAIL_INLINE value combine(const value& a, const value& b) const noexcept {
+    return simd::smaller(a, b);
+  }
+  RANKFOLD_DETAIL_INLINE simd::bytes<Arch> store(const value& x) const noexcept {
+    const value number = monotonic(x - value(wrap)) ^ value(flip);
+    return simd::cast<std::uint8_t>(xsimd::select(x < value(least), value(nan), number));
+  }
+
+ private:
+  // From sign and magnitude to two's complement, less one for negative numbers; its own inverse.
+  RANKFOLD_DETAIL_INLINE static value monotonic(const value& x) noexcept {
+    return x ^ ((x >> 15) & value(std::int16_t{0x7FFF}));
+  }
+};
+
+// ---- Driver ----
+
+/// The tree over the elements at `offset` of N inputs, N at most 4, in one register.
+template <class Arch, int N, class Policy>
+RANKFOLD_DETAIL_INLINE typename Policy::value fold_at(const Policy& policy,
+                                                      const std::byte* const* in,
+                                                      std::size_t offset) noexcept {
+  if constexpr (N == 1) {
+    return policy.load(simd::load<Arch>(in[0] + offset));
+  } else {
+    constexpr int left = N > 2 ? 2 : 1;
+    return policy.combine(fold_at<Arch, left>(policy, in, offset),
+                          fold_at<Arch, N - left>(policy, in + left, offset));
+  }
+}
+
+/// The same for the `size` elements' bytes that do not fill a register.
+template <class Arch, int N, class Policy>
+RANKFOLD_DETAIL_INLINE typename Policy::value fold_partial_at(const Policy& policy,
+                                                              const std::byte* const* in,
+                                                              std::size_t offset,
+                                                              std::size_t size) noexcept {
+  if constexpr (N == 1) {
+    return policy.load(simd::load_partial<Arch>(in[0] + offset, size));
+  } else {
+    constexpr int left = N > 2 ? 2 : 1;
+    return policy.combine(fold_partial_at<Arch, left>(policy, in, offset, size),
+                          fold_partial_at<Arch, N - left>(policy, in + left, offset, size));
+  }
+}
+
+/// N inputs, N small: everything stays in registers.
+template <class Arch, int N, class Policy>
+[[gnu::noinline]] void fold_few(const Policy& shared_policy, const void* const* in, void* out,
+                                std::size_t size) noexcept {
+  constexpr std::size_t width = simd::width_bytes<Arch>;
+  const Policy policy = shared_policy;  // a copy that no store can change
+  const std::byte* from[N];
+  for (int k = 0; k < N; ++k) {
+    from[k] = static_cast<const std::byte*>(in[k]);
+  }
+  auto* const to = static_cast<std::byte*>(out);
+  std::size_t i = 0;
+  for (; size - i >= 4 * width; i += 4 * width) {
+    const auto a = fold_at<Arch, N>(policy, from, i);
+    const auto b = fold_at<Arch, N>(policy, from, i + width);
+    const auto c = fold_at<Arch, N>(policy, from, i + 2 * width);
+    const auto d = fold_at<Arch, N>(policy, from, i + 3 * width);
+    simd::store<Arch>(to + i, policy.store(a));
+    simd::store<Arch>(to + i + width, policy.store(b));
+    simd::store<Arch>(to + i + 2 * width, policy.store(c));
+    simd::store<Arch>(to + i + 3 * width, policy.store(d));
+  }
+  for (; size - i >= width; i += width) {
+    simd::store<Arch>(to + i, policy.store(fold_at<Arch, N>(policy, from, i)));
+  }
+  if (i < size) {
+    const auto last = fold_partial_at<Arch, N>(policy, from, i, size - i);
+    simd::store_partial<Arch>(to + i, policy.store(last), size - i);
+  }
+}
+
+/// Any number of inputs, by pairs: their sums go onto a stack, where trees of equal size are merged
+/// as a binary counter carries; what is left at the end is merged from the right. That makes the
+/// canonical tree.
+///
+/// `Lanes` registers are folded side by side; `load` gives register `lane` of input k.
+template <int Lanes, class Policy, class Load, class Store>
+RANKFOLD_DETAIL_INLINE void fold_stack(const Policy& policy, int n, const Load& load,
+                                       const Store& store) noexcept {
+  using value = typename Policy::value;
+  value stack[32][Lanes];  // one for each bit of n
+  value top[Lanes];
+  int depth = 0;
+  const auto merge = [&]() RANKFOLD_DETAIL_INLINE_LAMBDA {
+    --depth;
+    for (int lane = 0; lane < Lanes; ++lane) {
+      top[lane] = policy.combine(stack[depth][lane], top[lane]);
+    }
+  };
+  for (int k = 0;;) {
+    if (k + 1 == n) {
+      for (int lane = 0; lane < Lanes; ++lane) {
+        top[lane] = load(k, lane);
+      }
+      break;
+    }
+    for (int lane = 0; lane < Lanes; ++lane) {
+      top[lane] = policy.combine(load(k, lane), load(k + 1, lane));
+    }
+    for (int carry = k / 2; (carry & 1) != 0; carry >>= 1) {
+      merge();
+    }
+    k += 2;
+    if (k == n) {
+      break;
+    }
+    for (int lane = 0; lane < Lanes; ++lane) {
+      stack[depth][lane] = top[lane];
+    }
+    ++depth;
+  }
+  while (depth > 0) {
+    merge();
+  }
+  for (int lane = 0; lane < Lanes; ++lane) {
+    store(lane, top[lane]);
+  }
+}
+
+template <class Arch, class Policy>
+[[gnu::noinline]] void fold_many(const Policy& shared_policy, const void* const* in, int n,
+                                 void* out, std::size_t size) noexcept {
+  using value = typename Policy::value;
+  constexpr std::size_t width = simd::width_bytes<Arch>;
+  constexpr int lanes = 4;
+  const Policy policy = shared_policy;
+  auto* const to = static_cast<std::byte*>(out);
+  std::size_t i = 0;
+  for (; size - i >= lanes * width; i += lanes * width) {
+    fold_stack<lanes>(
+        policy, n,
+        [&](int k, int lane) RANKFOLD_DETAIL_INLINE_LAMBDA {
+          return policy.load(simd::load<Arch>(static_cast<const std::byte*>(in[k]) + i +
+                                              static_cast<std::size_t>(lane) * width));
+        },
+        [&](int lane, const value& x) RANKFOLD_DETAIL_INLINE_LAMBDA {
+          simd::store<Arch>(to + i + static_cast<std::size_t>(lane) * width, policy.store(x));
+        });
+  }
+  while (i < size) {
+    const std::size_t step = size - i < width ? size - i : width;
+    fold_stack<1>(
+        policy, n,
+        [&](int k, int) RANKFOLD_DETAIL_INLINE_LAMBDA {
+          const auto* const from = static_cast<const std::byte*>(in[k]) + i;
+          return policy.load(step == width ? simd::load<Arch>(from)
+                                           : simd::load_partial<Arch>(from, step));
+        },
+        [&](int, const value& x) RANKFOLD_DETAIL_INLINE_LAMBDA {
+          if (step == width) {
+            simd::store<Arch>(to + i, policy.store(x));
+          } else {
+            simd::store_partial<Arch>(to + i, policy.store(x), step);
+          }
+        });
+    i += step;
+  }
+}
+
+template <class Arch, class Policy>
+RANKFOLD_DETAIL_INLINE void fold_batches(const Policy& policy, const void* const* in, int n,
+                                         void* out, std::size_t size) noexcept {
+  switch (n) {
+    case 2:
+      return fold_few<Arch, 2>(policy, in, out, size);
+    case 4:
+      return fold_few<Arch, 4>(policy, in, out, size);
+    default:
+      return fold_many<Arch>(policy, in, n, out, size);
+  }
+}
+
+// ---- From operator and type to policy ----
+
+/// The policy object of `Op` over `T` with n operands.
+template <class Arch, class Op, class T>
+RANKFOLD_DETAIL_INLINE auto fold_policy([[maybe_unused]] int n) noexcept {
+  constexpr bool is_max = std::is_same_v<Op, max>;
+  constexpr bool is_order = is_max || std::is_same_v<Op, min>;
+  constexpr bool is_avg = std::is_same_v<Op, avg>;
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
+    if constexpr (is_order) {
+      return float_order_policy<Arch, T>{is_max ? -T{0} : T{0}};
+    } else {
+      using step = std::conditional_t<is_avg, sum, Op>;
+      return float_policy<Arch, step, T>{is_avg ? static_cast<T>(n) : T{0}};
+    }
+  } else if constexpr (is_floating_v<T>) {
+    if constexpr (is_order) {
+      return half_order_policy<Arch>::template of<T>(is_max);
+    } else {
+      using step = std::conditional_t<is_avg, sum, Op>;
+      return half_policy<Arch, step, T>{is_avg ? static_cast<float>(n) : 0.0F};
+    }
+  } else if constexpr (std::is_same_v<T, bool> || std::is_same_v<Op, logical_and> ||
+                       std::is_same_v<Op, logical_or>) {
+    constexpr bool is_and = std::is_same_v<Op, bit_and> || std::is_same_v<Op, logical_and> ||
+                            std::is_same_v<Op, min>;
+    using bits = unsigned_of_t<T>;
+    if constexpr (std::is_same_v<Op, bit_xor>) {
+      return truth_xor_policy<Arch>{};
+    } else {
+      return truth_policy<Arch, bits>{is_and ? bits{0} : bits{1}};
+    }
+  } else if constexpr (is_order) {
+    // Unsigned where SSE2 has the instruction, else signed.
+    using key = std::conditional_t<
+        sizeof(T) == 1, std::uint8_t,
+        std::conditional_t<sizeof(T) == 2, std::int16_t,
+                           std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>>>;
+    using bits = unsigned_of_t<T>;
+    constexpr auto sign = static_cast<bits>(bits{1} << (8 * sizeof(T) - 1));
+    constexpr bits order = std::is_signed_v<T> == std::is_signed_v<key> ? bits{0} : sign;
+    return order_policy<Arch, key>{static_cast<key>(is_max ? static_cast<bits>(~order) : order)};
+  } else if constexpr (std::is_same_v<Op, sum>) {
+    return sum_policy<Arch, unsigned_of_t<T>>{};
+  } else if constexpr (std::is_same_v<Op, prod>) {
+    return prod_policy<Arch, unsigned_of_t<T>>{};
+  } else if constexpr (std::is_same_v<Op, bit_xor>) {
+    return xor_policy<Arch>{};
+  } else {
+    static_assert(std::is_same_v<Op, bit_and> || std::is_same_v<Op, bit_or>);
+    return bit_policy<Arch>{static_cast<std::uint8_t>(std::is_same_v<Op, bit_and> ? 0 : 0xFF)};
+  }
+}
+
+/// Whether `Arch` has the registers that the policy of `T` works in.
+template <class Arch, class T>
+inline constexpr bool folds_in_batches_v =
+    simd::has_batch_v<Arch, std::uint8_t> && simd::has_batch_v<Arch, float> &&
+    (!std::is_same_v<T, double> || simd::has_batch_v<Arch, double>);
+
+}  // namespace detail
+RANKFOLD_END_NAMESPACE
+
+#ifdef RANKFOLD_DETAIL_POP_DIAGNOSTIC
+#  pragma GCC diagnostic pop
+#  undef RANKFOLD_DETAIL_POP_DIAGNOSTIC
+#endif

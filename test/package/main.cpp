@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// What someone else's project builds against the installed tree.
+#include <rankfold/rankfold.hpp>
+
+#include <cstdio>
+#include <span>
+#include <vector>
+
+int main() {
+  rankfold::communicator comm{rankfold::self_transport{}};
+  std::vector<float> x(1000, 2.0F);
+  comm.all_reduce(std::span(x), rankfold::avg{});
+  std::printf("%d of %d: %g\n", comm.rank(), comm.size(), x[999]);
+  return x[999] == 2.0F ? 0 : 1;
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rankfold/algorithm/select.hpp"
+
+#include <cstddef>
+#include <stdexcept>
+
+#include "rankfold/tuning.hpp"
+#include "support/catch.hpp"
+
+using namespace rankfold;
+
+namespace {
+
+struct stub {  // all that select looks at
+  int ranks = 2;
+  std::size_t half = 8192;
+  rankfold::tuning tune = {.one_shot_max_bytes = 1000};
+  int size() const { return ranks; }
+  std::size_t half_bytes() const { return half; }
+  const rankfold::tuning& tuning() const { return tune; }
+};
+
+algorithm pick(const stub& ctx, algorithm asked, std::size_t bytes, std::size_t element = 4,
+               collective what = collective::all_reduce) {
+  return algorithms::select(ctx, what, asked, bytes, element);
+}
+
+}  // namespace
+
+TEST_CASE("the size picks the algorithm", "[algorithm][select]") {
+  const stub ctx;
+  CHECK(pick(ctx, algorithm::automatic, 0) == algorithm::inline_line);
+  CHECK(pick(ctx, algorithm::automatic, 40) == algorithm::inline_line);
+  CHECK(pick(ctx, algorithm::automatic, 44) == algorithm::one_shot);
+  CHECK(pick(ctx, algorithm::automatic, 1000) == algorithm::one_shot);
+  CHECK(pick(ctx, algorithm::automatic, 1004) == algorithm::two_shot);
+  CHECK(pick(ctx, algorithm::automatic, 1004, 4, collective::all_gather) == algorithm::one_shot);
+}
+
+TEST_CASE("an algorithm that is asked for is taken or refused with the reason", "[algorithm][select]") {
+  const stub ctx;
+  CHECK(pick(ctx, algorithm::two_shot, 4) == algorithm::two_shot);
+  CHECK(pick(ctx, algorithm::one_shot, 100000) == algorithm::one_shot);
+  CHECK_THROWS_WITH(pick(ctx, algorithm::inline_line, 44),
+                    "all_reduce: algorithm inline_line carries 40 bytes at most, not 44");
+  CHECK_THROWS_WITH(pick(ctx, algorithm::two_shot, 100, 1, collective::broadcast),
+                    "broadcast: algorithm two_shot is for all_reduce only");
+  CHECK_THROWS_AS(pick(ctx, static_cast<algorithm>(30), 100), std::invalid_argument);
+}
+
+TEST_CASE("an element too large for the pipeline goes one-shot, one too large for the workspace is refused",
+          "[algorithm][select]") {
+  const stub ctx;
+  CHECK(pick(ctx, algorithm::automatic, 30000, 3000) == algorithm::one_shot);
+  CHECK_THROWS_AS(pick(ctx, algorithm::two_shot, 30000, 3000), std::invalid_argument);
+  CHECK_THROWS_WITH(pick(ctx, algorithm::automatic, 9000, 9000),
+                    "all_reduce: an element of 9000 bytes does not fit in the workspace; raise workspace_bytes");
+  CHECK_THROWS_AS(pick(ctx, algorithm::automatic, 10000, 5000, collective::reduce_scatter),
+                  std::invalid_argument);
+}

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rankfold/kernel/fold.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/reference.hpp"
+#include "support/values.hpp"
+
+namespace {
+
+using namespace rankfold;
+
+constexpr std::size_t width = 64;  // the widest register there is; multiples of it cover the others
+const std::byte canary{0xC5};
+
+/// Calls f.operator()<T>(op) for every supported pair.
+template <class F>
+void for_each_supported(F&& f) {
+  for (int d = 1; d <= 13; ++d) {
+    for (int r = 1; r <= 10; ++r) {
+      const auto type = static_cast<dtype>(d);
+      const auto operation = static_cast<reduction>(r);
+      if (!supports(operation, type)) {
+        continue;
+      }
+      visit(operation, [&]<class Op>(Op op) {
+        visit(type, [&]<class T>() {
+          if constexpr (supports_v<Op, T>) {
+            f.template operator()<T>(op);
+          }
+        });
+      });
+    }
+  }
+}
+
+std::string label(dtype type, reduction operation, int n, std::size_t count, std::size_t offset) {
+  return std::string(name_of(operation)) + " of " + std::string(name_of(type)) +
+         ", n = " + std::to_string(n) + ", count = " + std::to_string(count) +
+         ", offset = " + std::to_string(offset);
+}
+
+/// Hostile inputs of n ranks and what their fold must be; folds are elementwise, so that the
+/// result of fewer elements is the start of that of more.
+template <class T, class Op>
+struct problem {
+  std::vector<std::vector<std::byte>> data;
+  std::vector<std::byte> expected;
+
+  problem(Op op, int n, std::size_t count) : expected(count * sizeof(T)) {
+    std::vector<const std::byte*> in;
+    for (int k = 0; k < n; ++k) {
+      auto& rank = data.emplace_back(count * sizeof(T));
+      values::fill_hostile<T>(rank.data(), count, k);
+      in.push_back(rank.data());
+    }
+    reference::fold<T>(op, in.data(), n, expected.data(), count);
+  }
+};
+
+/// Folds `count` elements with every pointer at a byte offset of its own; false if a bit of the
+/// result is wrong or another byte was written. `in_place`: the index of the input to overwrite.
+template <class T, class Op>
+bool folds_right(kernel::fold_function fold, const problem<T, Op>& p, std::size_t count,
+                 std::size_t offset, int in_place = -1) {
+  const std::size_t size = count * sizeof(T);
+  const auto n = static_cast<int>(p.data.size());
+  static std::vector<std::vector<std::byte>> buffers;
+  buffers.resize(p.data.size() + 1);
+  std::vector<const void*> in;
+  for (std::size_t k = 0; k < p.data.size(); ++k) {
+    const std::size_t at = width + (offset + 5 * k * (offset % 3)) % width;
+    buffers[k].assign(at + size + width, canary);
+    if (size != 0) {
+      std::memcpy(buffers[k].data() + at, p.data[k].data(), size);
+    }
+    in.push_back(buffers[k].data() + at);
+  }
+  auto& target = in_place < 0 ? buffers.back() : buffers[static_cast<std::size_t>(in_place)];
+  std::size_t at = width + (offset * 7) % width;
+  if (in_place < 0) {
+    target.assign(at + size + width, canary);
+  } else {
+    at = static_cast<std::size_t>(
+        static_cast<const std::byte*>(in[static_cast<std::size_t>(in_place)]) - target.data());
+  }
+  const auto untouched = buffers;
+  fold(nullptr, in.data(), n, target.data() + at, count);
+  for (std::size_t k = 0; k < buffers.size(); ++k) {
+    if (&buffers[k] != &target && buffers[k] != untouched[k]) {
+      return false;  // an input was written
+    }
+  }
+  for (std::size_t i = 0; i < target.size(); ++i) {
+    const bool inside = i >= at && i < at + size;
+    if (target[i] != (inside ? p.expected[i - at] : canary)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+template <class Arch>
+void check_lengths_and_offsets() {
+  for_each_supported([]<class T, class Op>(Op op) {
+    const auto fold = kernel::fold_for<Arch>(dtype_of_v<T>, reduction_of_v<Op>);
+    const std::size_t longest = 3 * width / sizeof(T) + 1;
+    for (const int n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 17}) {
+      const problem<T, Op> p(op, n, 9 * width / sizeof(T) + 3);
+      const auto check = [&](std::size_t count, std::size_t offset) {
+        if (!folds_right<T>(fold, p, count, offset)) {
+          FAIL(label(dtype_of_v<T>, reduction_of_v<Op>, n, count, offset));
+        }
+      };
+      for (std::size_t count = 0; count <= longest; ++count) {
+        check(count, 0);
+        check(count, 1 + count % (width - 1));
+      }
+      for (std::size_t offset = 0; offset < width; ++offset) {
+        check(longest - offset % 7, offset);
+        check(p.expected.size() / sizeof(T) - offset % 5, offset);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a fold has the bits of the scalar tree at every length and offset", "[kernel][fold]") {
+  INFO("seed " << values::seed());
+  check_lengths_and_offsets<simd::native>();
+}
+
+TEST_CASE("the library's own scalar fold has these bits, too", "[kernel][fold]") {
+  INFO("seed " << values::seed());
+  check_lengths_and_offsets<simd::scalar>();
+}
+
+TEST_CASE("two inputs: every length at every offset", "[kernel][fold]") {
+  INFO("seed " << values::seed());
+  for_each_supported([]<class T, class Op>(Op op) {
+    const auto fold = kernel::fold_for(dtype_of_v<T>, reduction_of_v<Op>);
+    const problem<T, Op> p(op, 2, 3 * width / sizeof(T) + 1);
+    const std::size_t step = sizeof(T) == 1 ? 3 : 1;  // all residues, in a third of the time
+    for (std::size_t offset = 0; offset < width; ++offset) {
+      for (std::size_t count = offset % step; count <= 3 * width / sizeof(T) + 1; count += step) {
+        if (!folds_right<T>(fold, p, count, offset)) {
+          FAIL(label(dtype_of_v<T>, reduction_of_v<Op>, 2, count, offset));
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("the output may be any one of the inputs", "[kernel][fold]") {
+  for_each_supported([]<class T, class Op>(Op op) {
+    const auto fold = kernel::fold_for(dtype_of_v<T>, reduction_of_v<Op>);
+    for (int n = 1; n <= 9; ++n) {
+      const problem<T, Op> p(op, n, 5 * width / sizeof(T) + 3);
+      for (int k = 0; k < n; ++k) {
+        for (const std::size_t count :
+             {std::size_t{1}, width / sizeof(T), p.expected.size() / sizeof(T)}) {
+          if (!folds_right<T>(fold, p, count, static_cast<std::size_t>(k), k)) {
+            FAIL(label(dtype_of_v<T>, reduction_of_v<Op>, n, count, static_cast<std::size_t>(k)));
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("nothing is read or written before or after the elements", "[kernel][fold]") {
+  // Each buffer is a page between two that cannot be accessed; the elements touch one or the other.
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  constexpr int most = 5;
+  std::array<std::byte*, most + 1> pages{};
+  for (auto& place : pages) {
+    void* const area =
+        mmap(nullptr, 3 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(area != MAP_FAILED);
+    place = static_cast<std::byte*>(area) + page;
+    REQUIRE(mprotect(place, page, PROT_READ | PROT_WRITE) == 0);
+  }
+  for_each_supported([&]<class T, class Op>(Op op) {
+    const auto fold = kernel::fold_for(dtype_of_v<T>, reduction_of_v<Op>);
+    for (const int n : {1, 2, 4, most}) {
+      const std::size_t longest = 5 * width / sizeof(T) + 1;
+      const problem<T, Op> p(op, n, longest);
+      for (std::size_t count = 1; count <= longest; ++count) {
+        for (const bool at_end : {false, true}) {
+          const std::size_t size = count * sizeof(T);
+          const std::size_t at = at_end ? page - size : 0;
+          std::array<const void*, most> in{};
+          for (std::size_t k = 0; k < p.data.size(); ++k) {
+            std::memcpy(pages[k] + at, p.data[k].data(), size);
+            in[k] = pages[k] + at;
+          }
+          fold(nullptr, in.data(), n, pages[most] + at, count);
+          if (std::memcmp(pages[most] + at, p.expected.data(), size) != 0) {
+            FAIL(label(dtype_of_v<T>, reduction_of_v<Op>, n, count, at));
+          }
+        }
+      }
+    }
+  });
+  for (auto* const place : pages) {
+    munmap(place - page, 3 * page);
+  }
+}
+
+TEST_CASE("every pair of 16-bit patterns has the right minimum and sum", "[kernel][fold]") {
+  // All patterns against each of the edge patterns.
+  const auto check = []<class T>() {
+    std::vector<T> all(65536);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      all[i] = T::from_bits(static_cast<std::uint16_t>(i));
+    }
+    for (const std::uint16_t pattern : values::special_patterns<T>()) {
+      const std::vector<T> other(all.size(), T::from_bits(pattern));
+      for (const reduction operation :
+           {reduction::min, reduction::max, reduction::sum, reduction::avg, reduction::prod}) {
+        std::vector<T> result(all.size());
+        const std::array<const void*, 2> in{other.data(), all.data()};
+        kernel::fold_for(dtype_of_v<T>, operation)(nullptr, in.data(), 2, result.data(),
+                                                   all.size());
+        const auto expected = visit(operation, [&]<class Op>(Op op) {
+          if constexpr (supports_v<Op, T>) {
+            return reference::fold<T>(std::vector<std::vector<T>>{other, all}, op);
+          } else {
+            return std::vector<T>{};
+          }
+        });
+        if (std::memcmp(result.data(), expected.data(), 2 * result.size()) != 0) {
+          FAIL(name_of(operation) << " of " << name_of(dtype_of_v<T>) << " with pattern "
+                                  << pattern);
+        }
+      }
+    }
+  };
+  check.operator()<bfloat16>();
+  check.operator()<float16>();
+}
+
+TEST_CASE("a bool is true if its byte is not zero", "[kernel][fold]") {
+  const std::array<std::uint8_t, 5> a{0, 1, 2, 0x80, 4};
+  const std::array<std::uint8_t, 5> b{0, 0, 1, 0x01, 4};
+  const std::array<const void*, 2> in{a.data(), b.data()};
+  const auto fold = [&](reduction operation) {
+    std::array<std::uint8_t, 5> out{};
+    kernel::fold_for(dtype::boolean, operation)(nullptr, in.data(), 2, out.data(), 5);
+    return out;
+  };
+  const std::array<std::uint8_t, 5> both{0, 0, 1, 1, 1};
+  const std::array<std::uint8_t, 5> any{0, 1, 1, 1, 1};
+  const std::array<std::uint8_t, 5> one{0, 1, 0, 0, 0};
+  CHECK(fold(reduction::bit_and) == both);
+  CHECK(fold(reduction::logical_and) == both);
+  CHECK(fold(reduction::min) == both);
+  CHECK(fold(reduction::bit_or) == any);
+  CHECK(fold(reduction::logical_or) == any);
+  CHECK(fold(reduction::max) == any);
+  CHECK(fold(reduction::bit_xor) == one);
+}
+
+namespace {
+
+/// x → a·x + b modulo 2^32: associative, not commutative, 12 bytes, no default constructor.
+struct affine {
+  std::uint32_t a;
+  std::uint32_t b;
+  std::uint32_t trees;  // not associative: tells the shape of the tree
+
+  explicit affine(std::uint32_t x) : a(2 * x + 1), b(x), trees(x) {}
+};
+
+struct compose {
+  affine operator()(const affine& f, const affine& g) const {
+    affine h(0);
+    h.a = f.a * g.a;
+    h.b = f.a * g.b + f.b;
+    h.trees = 31 * f.trees + 17 * g.trees + offset;
+    return h;
+  }
+  std::uint32_t offset;
+};
+
+}  // namespace
+
+TEST_CASE("a user's operator is folded in the canonical order", "[kernel][fold]") {
+  STATIC_REQUIRE(reduction_op<compose, affine>);
+  const compose op{5};
+  const auto fold = kernel::fold_for<affine, compose>();
+  for (int n = 1; n <= 17; ++n) {
+    constexpr std::size_t count = 3;
+    std::vector<std::vector<std::byte>> data;
+    std::vector<const void*> in;
+    for (int k = 0; k < n; ++k) {
+      auto& bytes = data.emplace_back(1 + count * sizeof(affine));  // at an odd address
+      for (std::size_t i = 0; i < count; ++i) {
+        const affine f(static_cast<std::uint32_t>(100 * k) + static_cast<std::uint32_t>(i));
+        std::memcpy(bytes.data() + 1 + i * sizeof(affine), &f, sizeof(affine));
+      }
+      in.push_back(bytes.data() + 1);
+    }
+    std::vector<std::byte> out(1 + count * sizeof(affine));
+    fold(&op, in.data(), n, out.data() + 1, count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const affine expected = reference::tree<affine>(
+          op,
+          [&](int k) {
+            return affine(static_cast<std::uint32_t>(100 * k) + static_cast<std::uint32_t>(i));
+          },
+          0, n);
+      CHECK(std::memcmp(out.data() + 1 + i * sizeof(affine), &expected, sizeof(affine)) == 0);
+    }
+  }
+}
+
+TEST_CASE("a lambda, a function object and an exception pass through a fold", "[kernel][fold]") {
+  const std::array<int, 4> a{1, 2, 3, 4};
+  const std::array<int, 4> b{10, 20, 30, 40};
+  std::array<int, 4> out{};
+  const std::array<const void*, 2> in{a.data(), b.data()};
+
+  const auto difference = [](int x, int y) { return x - y; };
+  kernel::fold_for<int, decltype(difference)>()(&difference, in.data(), 2, out.data(), 4);
+  CHECK(out == std::array<int, 4>{-9, -18, -27, -36});
+
+  const std::plus<> plus;
+  kernel::fold_for<int, std::plus<>>()(&plus, in.data(), 2, out.data(), 4);
+  CHECK(out == std::array<int, 4>{11, 22, 33, 44});
+
+  const auto failing = [](int, int) -> int { throw std::runtime_error("no"); };
+  const auto fold = kernel::fold_for<int, decltype(failing)>();
+  CHECK_THROWS_AS(fold(&failing, in.data(), 2, out.data(), 4), std::runtime_error);
+}
+
+TEST_CASE("types of equal meaning share a kernel", "[kernel][fold]") {
+  CHECK(kernel::fold_for<long, sum>() == kernel::fold_for<long long, sum>());
+  CHECK(kernel::fold_for<long, sum>() == kernel::fold_for(dtype::int64, reduction::sum));
+  CHECK(kernel::fold_for<float, sum>() != kernel::fold_for<float, prod>());
+}
+
+TEST_CASE("a fold that does not exist is refused by name", "[kernel][fold]") {
+  CHECK_THROWS_WITH(kernel::fold_for(dtype::int32, reduction::avg),
+                    "rankfold: the operator avg is not defined for elements of type int32");
+  CHECK_THROWS_AS(kernel::fold_for(dtype::user, reduction::sum), std::invalid_argument);
+  CHECK_THROWS_AS(kernel::fold_for(dtype::int32, reduction::user), std::invalid_argument);
+  CHECK_THROWS_AS(kernel::fold_for(static_cast<dtype>(200), reduction::sum),
+                  std::invalid_argument);
+}
