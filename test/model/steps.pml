@@ -54,9 +54,8 @@ byte slice[2 * N];   // of a half: the step for which its reduced slice is
 byte last[N];  // for the assertion below: the step that a rank has published
 #define APART(a, b) (last[a] == last[b] || last[a] == NEXT(last[b]) || last[b] == NEXT(last[a]))
 
-byte head;      // the first call that no rank has begun
-byte calls[M];  // what the calls before it are
-byte begun[M];  // by how many ranks
+byte calls[M];  // what the call is that follows a step
+byte begun[M];  // how many ranks have begun it
 
 // check() in context.hpp
 inline check(whose, when) {
@@ -88,15 +87,21 @@ inline next_step(keep_slice) {
   }
 }
 
+#ifdef FAULT_CATCH_UP_MISSES_ONE
+#define CATCH_UP_UNTIL (N - 1)
+#else
+#define CATCH_UP_UNTIL N
+#endif
+
 inline catch_up(before) {
   do
-  :: p < N && (p == me || seen[p] == before) -> p++;
-  :: atomic { p < N && p != me && seen[p] != before && word[LINE(p, before)] == before -> check(p, before); p++; }
-#ifdef FAULT_CATCH_UP_MISSES_ONE
-  :: p == N - 1 -> break;
-#else
-  :: p == N -> break;
-#endif
+  :: p < CATCH_UP_UNTIL && (p == me || seen[p] == before) -> p++;
+  :: atomic {
+       p < CATCH_UP_UNTIL && p != me && seen[p] != before && word[LINE(p, before)] == before ->
+         check(p, before);
+         p++;
+     }
+  :: p == CATCH_UP_UNTIL -> break;
   od;
   atomic { all_seen = before; p = 0; }
 }
@@ -139,7 +144,9 @@ inline wait_all() {
   i = 1;
   do
   :: i == WAIT_UNTIL -> break;
-  :: atomic { i < WAIT_UNTIL && word[LINE((me + i) % N, step)] == step -> check((me + i) % N, step); i++; }
+  :: atomic {
+       i < WAIT_UNTIL && word[LINE((me + i) % N, step)] == step -> check((me + i) % N, step); i++;
+     }
   od;
   atomic { all_seen = step; i = 0; p = 0; }
 }
@@ -227,7 +234,7 @@ inline broadcast(root) {
 }
 
 proctype rank(byte me) {
-  byte step, all_seen, call, what, p, i, c;
+  byte step, all_seen, what, p, i, c;
   byte seen[N];
 #ifdef FAULT_PUBLISH_BEFORE_READ
   byte unread = NONE;
@@ -236,19 +243,14 @@ proctype rank(byte me) {
   :: atomic {
        // Whoever comes first to a call decides what it is; the others make the same.
        if
-       :: call == head ->
-          select(what : 0 .. BROADCAST + N - 1);
-          assert(begun[head] == 0);
-          calls[head] = what;
-          head = NEXT(head);
-       :: else -> what = calls[call];
+       :: begun[step] == 0 -> select(what : 0 .. BROADCAST + N - 1); calls[step] = what;
+       :: else -> what = calls[step];
        fi;
-       begun[call]++;
+       begun[step]++;
        if
-       :: begun[call] == N -> begun[call] = 0; calls[call] = 0;
+       :: begun[step] == N -> begun[step] = 0; calls[step] = 0;
        :: else
        fi;
-       call = NEXT(call);
      }
      if
      :: what == ONE_SHOT -> one_shot();

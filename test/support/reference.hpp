@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <stdexcept>
 #include <type_traits>
 #include <vector>
 
@@ -184,6 +185,20 @@ inline void fold(const Op& op, const std::byte* const* in, int n, std::byte* out
     }
     write<T>(out + i * sizeof(T), x);
   }
+}
+
+/// The same for a type and an operator known at run time.
+inline void fold(rankfold::dtype type, rankfold::reduction operation, const std::byte* const* in,
+                 int n, std::byte* out, std::size_t count) {
+  rankfold::visit(operation, [&]<class Op>(Op op) {
+    rankfold::visit(type, [&]<class T>() {
+      if constexpr (rankfold::supports_v<Op, T>) {
+        fold<T>(op, in, n, out, count);
+      } else {
+        throw std::invalid_argument("reference::fold: not supported");
+      }
+    });
+  });
 }
 
 /// The same for vectors, one a rank, all of one size. Not for bool, whose vector has no elements.

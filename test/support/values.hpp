@@ -167,6 +167,12 @@ inline void fill_hostile(std::byte* to, std::size_t count, int rank,
   }
 }
 
+/// The same for a type known at run time.
+inline void fill_hostile(rankfold::dtype type, std::byte* to, std::size_t count, int rank,
+                         std::uint64_t run_seed = seed()) {
+  rankfold::visit(type, [&]<class T>() { fill_hostile<T>(to, count, rank, run_seed); });
+}
+
 template <class T>
 inline std::vector<T> hostile(std::size_t count, int rank, std::uint64_t run_seed = seed()) {
   std::vector<T> data(count);

@@ -21,57 +21,58 @@ using namespace rankfold;
 constexpr std::size_t width = 64;  // the widest register there is; multiples of it cover the others
 const std::byte canary{0xC5};
 
-/// Calls f.operator()<T>(op) for every supported pair.
-template <class F>
-void for_each_supported(F&& f) {
+/// A kernel and what it should do.
+struct subject {
+  dtype type;
+  reduction operation;
+  kernel::fold_function fold;
+  std::size_t element;  // bytes
+
+  std::string label(int n, std::size_t count, std::size_t offset) const {
+    return std::string(name_of(operation)) + " of " + std::string(name_of(type)) +
+           ", n = " + std::to_string(n) + ", count = " + std::to_string(count) +
+           ", offset = " + std::to_string(offset);
+  }
+};
+
+/// Every supported pair of type and operator.
+template <class Arch>
+std::vector<subject> subjects() {
+  std::vector<subject> all;
   for (int d = 1; d <= 13; ++d) {
     for (int r = 1; r <= 10; ++r) {
       const auto type = static_cast<dtype>(d);
       const auto operation = static_cast<reduction>(r);
-      if (!supports(operation, type)) {
-        continue;
+      if (supports(operation, type)) {
+        all.push_back({type, operation, kernel::fold_for<Arch>(type, operation), size_of(type)});
       }
-      visit(operation, [&]<class Op>(Op op) {
-        visit(type, [&]<class T>() {
-          if constexpr (supports_v<Op, T>) {
-            f.template operator()<T>(op);
-          }
-        });
-      });
     }
   }
-}
-
-std::string label(dtype type, reduction operation, int n, std::size_t count, std::size_t offset) {
-  return std::string(name_of(operation)) + " of " + std::string(name_of(type)) +
-         ", n = " + std::to_string(n) + ", count = " + std::to_string(count) +
-         ", offset = " + std::to_string(offset);
+  return all;
 }
 
 /// Hostile inputs of n ranks and what their fold must be; folds are elementwise, so that the
 /// result of fewer elements is the start of that of more.
-template <class T, class Op>
 struct problem {
   std::vector<std::vector<std::byte>> data;
   std::vector<std::byte> expected;
 
-  problem(Op op, int n, std::size_t count) : expected(count * sizeof(T)) {
+  problem(const subject& s, int n, std::size_t count) : expected(count * s.element) {
     std::vector<const std::byte*> in;
     for (int k = 0; k < n; ++k) {
-      auto& rank = data.emplace_back(count * sizeof(T));
-      values::fill_hostile<T>(rank.data(), count, k);
+      auto& rank = data.emplace_back(count * s.element);
+      values::fill_hostile(s.type, rank.data(), count, k);
       in.push_back(rank.data());
     }
-    reference::fold<T>(op, in.data(), n, expected.data(), count);
+    reference::fold(s.type, s.operation, in.data(), n, expected.data(), count);
   }
 };
 
 /// Folds `count` elements with every pointer at a byte offset of its own; false if a bit of the
 /// result is wrong or another byte was written. `in_place`: the index of the input to overwrite.
-template <class T, class Op>
-bool folds_right(kernel::fold_function fold, const problem<T, Op>& p, std::size_t count,
-                 std::size_t offset, int in_place = -1) {
-  const std::size_t size = count * sizeof(T);
+bool folds_right(const subject& s, const problem& p, std::size_t count, std::size_t offset,
+                 int in_place = -1) {
+  const std::size_t size = count * s.element;
   const auto n = static_cast<int>(p.data.size());
   static std::vector<std::vector<std::byte>> buffers;
   buffers.resize(p.data.size() + 1);
@@ -93,7 +94,7 @@ bool folds_right(kernel::fold_function fold, const problem<T, Op>& p, std::size_
         static_cast<const std::byte*>(in[static_cast<std::size_t>(in_place)]) - target.data());
   }
   const auto untouched = buffers;
-  fold(nullptr, in.data(), n, target.data() + at, count);
+  s.fold(nullptr, in.data(), n, target.data() + at, count);
   for (std::size_t k = 0; k < buffers.size(); ++k) {
     if (&buffers[k] != &target && buffers[k] != untouched[k]) {
       return false;  // an input was written
@@ -108,16 +109,15 @@ bool folds_right(kernel::fold_function fold, const problem<T, Op>& p, std::size_
   return true;
 }
 
-template <class Arch>
-void check_lengths_and_offsets() {
-  for_each_supported([]<class T, class Op>(Op op) {
-    const auto fold = kernel::fold_for<Arch>(dtype_of_v<T>, reduction_of_v<Op>);
-    const std::size_t longest = 3 * width / sizeof(T) + 1;
+void check_lengths_and_offsets(const std::vector<subject>& all) {
+  for (const subject& s : all) {
+    const std::size_t longest = 3 * width / s.element + 1;
+    const std::size_t unrolled = 9 * width / s.element + 3;
     for (const int n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 17}) {
-      const problem<T, Op> p(op, n, 9 * width / sizeof(T) + 3);
+      const problem p(s, n, unrolled);
       const auto check = [&](std::size_t count, std::size_t offset) {
-        if (!folds_right<T>(fold, p, count, offset)) {
-          FAIL(label(dtype_of_v<T>, reduction_of_v<Op>, n, count, offset));
+        if (!folds_right(s, p, count, offset)) {
+          FAIL(s.label(n, count, offset));
         }
       };
       for (std::size_t count = 0; count <= longest; ++count) {
@@ -126,55 +126,53 @@ void check_lengths_and_offsets() {
       }
       for (std::size_t offset = 0; offset < width; ++offset) {
         check(longest - offset % 7, offset);
-        check(p.expected.size() / sizeof(T) - offset % 5, offset);
+        check(unrolled - offset % 5, offset);
       }
     }
-  });
+  }
 }
 
 }  // namespace
 
 TEST_CASE("a fold has the bits of the scalar tree at every length and offset", "[kernel][fold]") {
   INFO("seed " << values::seed());
-  check_lengths_and_offsets<simd::native>();
+  check_lengths_and_offsets(subjects<simd::native>());
 }
 
 TEST_CASE("the library's own scalar fold has these bits, too", "[kernel][fold]") {
   INFO("seed " << values::seed());
-  check_lengths_and_offsets<simd::scalar>();
+  check_lengths_and_offsets(subjects<simd::scalar>());
 }
 
 TEST_CASE("two inputs: every length at every offset", "[kernel][fold]") {
   INFO("seed " << values::seed());
-  for_each_supported([]<class T, class Op>(Op op) {
-    const auto fold = kernel::fold_for(dtype_of_v<T>, reduction_of_v<Op>);
-    const problem<T, Op> p(op, 2, 3 * width / sizeof(T) + 1);
-    const std::size_t step = sizeof(T) == 1 ? 3 : 1;  // all residues, in a third of the time
+  for (const subject& s : subjects<simd::native>()) {
+    const std::size_t longest = 3 * width / s.element + 1;
+    const problem p(s, 2, longest);
     for (std::size_t offset = 0; offset < width; ++offset) {
-      for (std::size_t count = offset % step; count <= 3 * width / sizeof(T) + 1; count += step) {
-        if (!folds_right<T>(fold, p, count, offset)) {
-          FAIL(label(dtype_of_v<T>, reduction_of_v<Op>, 2, count, offset));
+      for (std::size_t count = 0; count <= longest; ++count) {
+        if (!folds_right(s, p, count, offset)) {
+          FAIL(s.label(2, count, offset));
         }
       }
     }
-  });
+  }
 }
 
 TEST_CASE("the output may be any one of the inputs", "[kernel][fold]") {
-  for_each_supported([]<class T, class Op>(Op op) {
-    const auto fold = kernel::fold_for(dtype_of_v<T>, reduction_of_v<Op>);
+  for (const subject& s : subjects<simd::native>()) {
+    const std::size_t unrolled = 5 * width / s.element + 3;
     for (int n = 1; n <= 9; ++n) {
-      const problem<T, Op> p(op, n, 5 * width / sizeof(T) + 3);
+      const problem p(s, n, unrolled);
       for (int k = 0; k < n; ++k) {
-        for (const std::size_t count :
-             {std::size_t{1}, width / sizeof(T), p.expected.size() / sizeof(T)}) {
-          if (!folds_right<T>(fold, p, count, static_cast<std::size_t>(k), k)) {
-            FAIL(label(dtype_of_v<T>, reduction_of_v<Op>, n, count, static_cast<std::size_t>(k)));
+        for (const std::size_t count : {std::size_t{1}, width / s.element, unrolled}) {
+          if (!folds_right(s, p, count, static_cast<std::size_t>(k), k)) {
+            FAIL(s.label(n, count, static_cast<std::size_t>(k)));
           }
         }
       }
     }
-  });
+  }
 }
 
 TEST_CASE("nothing is read or written before or after the elements", "[kernel][fold]") {
@@ -183,34 +181,32 @@ TEST_CASE("nothing is read or written before or after the elements", "[kernel][f
   constexpr int most = 5;
   std::array<std::byte*, most + 1> pages{};
   for (auto& place : pages) {
-    void* const area =
-        mmap(nullptr, 3 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const area = mmap(nullptr, 3 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     REQUIRE(area != MAP_FAILED);
     place = static_cast<std::byte*>(area) + page;
     REQUIRE(mprotect(place, page, PROT_READ | PROT_WRITE) == 0);
   }
-  for_each_supported([&]<class T, class Op>(Op op) {
-    const auto fold = kernel::fold_for(dtype_of_v<T>, reduction_of_v<Op>);
+  for (const subject& s : subjects<simd::native>()) {
+    const std::size_t longest = 5 * width / s.element + 1;
     for (const int n : {1, 2, 4, most}) {
-      const std::size_t longest = 5 * width / sizeof(T) + 1;
-      const problem<T, Op> p(op, n, longest);
+      const problem p(s, n, longest);
       for (std::size_t count = 1; count <= longest; ++count) {
         for (const bool at_end : {false, true}) {
-          const std::size_t size = count * sizeof(T);
+          const std::size_t size = count * s.element;
           const std::size_t at = at_end ? page - size : 0;
           std::array<const void*, most> in{};
           for (std::size_t k = 0; k < p.data.size(); ++k) {
             std::memcpy(pages[k] + at, p.data[k].data(), size);
             in[k] = pages[k] + at;
           }
-          fold(nullptr, in.data(), n, pages[most] + at, count);
+          s.fold(nullptr, in.data(), n, pages[most] + at, count);
           if (std::memcmp(pages[most] + at, p.expected.data(), size) != 0) {
-            FAIL(label(dtype_of_v<T>, reduction_of_v<Op>, n, count, at));
+            FAIL(s.label(n, count, at));
           }
         }
       }
     }
-  });
+  }
   for (auto* const place : pages) {
     munmap(place - page, 3 * page);
   }
@@ -218,35 +214,33 @@ TEST_CASE("nothing is read or written before or after the elements", "[kernel][f
 
 TEST_CASE("every pair of 16-bit patterns has the right minimum and sum", "[kernel][fold]") {
   // All patterns against each of the edge patterns.
-  const auto check = []<class T>() {
-    std::vector<T> all(65536);
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      all[i] = T::from_bits(static_cast<std::uint16_t>(i));
+  constexpr std::size_t count = 65536;
+  for (const dtype type : {dtype::bfloat16, dtype::float16}) {
+    std::vector<std::uint16_t> all(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      all[i] = static_cast<std::uint16_t>(i);
     }
-    for (const std::uint16_t pattern : values::special_patterns<T>()) {
-      const std::vector<T> other(all.size(), T::from_bits(pattern));
+    const auto edges = type == dtype::bfloat16 ? values::special_patterns<bfloat16>()
+                                               : values::special_patterns<float16>();
+    for (const std::uint16_t edge : edges) {
+      const std::vector<std::uint16_t> other(count, edge);
       for (const reduction operation :
            {reduction::min, reduction::max, reduction::sum, reduction::avg, reduction::prod}) {
-        std::vector<T> result(all.size());
+        std::vector<std::uint16_t> result(count);
+        std::vector<std::uint16_t> expected(count);
         const std::array<const void*, 2> in{other.data(), all.data()};
-        kernel::fold_for(dtype_of_v<T>, operation)(nullptr, in.data(), 2, result.data(),
-                                                   all.size());
-        const auto expected = visit(operation, [&]<class Op>(Op op) {
-          if constexpr (supports_v<Op, T>) {
-            return reference::fold<T>(std::vector<std::vector<T>>{other, all}, op);
-          } else {
-            return std::vector<T>{};
-          }
-        });
-        if (std::memcmp(result.data(), expected.data(), 2 * result.size()) != 0) {
-          FAIL(name_of(operation) << " of " << name_of(dtype_of_v<T>) << " with pattern "
-                                  << pattern);
+        kernel::fold_for(type, operation)(nullptr, in.data(), 2, result.data(), count);
+        const std::array<const std::byte*, 2> bytes{
+            reinterpret_cast<const std::byte*>(other.data()),
+            reinterpret_cast<const std::byte*>(all.data())};
+        reference::fold(type, operation, bytes.data(), 2,
+                        reinterpret_cast<std::byte*>(expected.data()), count);
+        if (result != expected) {
+          FAIL(name_of(operation) << " of " << name_of(type) << " with pattern " << edge);
         }
       }
     }
-  };
-  check.operator()<bfloat16>();
-  check.operator()<float16>();
+  }
 }
 
 TEST_CASE("a bool is true if its byte is not zero", "[kernel][fold]") {

@@ -161,7 +161,9 @@ class rendezvous_side {
     }
     if (options_.interrupt && clock::now() - interrupted_ >= std::chrono::milliseconds(100)) {
       interrupted_ = clock::now();
+      interrupting_ = true;
       options_.interrupt();
+      interrupting_ = false;
     }
   }
 
@@ -196,8 +198,9 @@ class rendezvous_side {
   rendezvous_participant& participant_;
   const std::string prefix_;
   const clock::time_point start_;
-  const clock::time_point deadline_;
+  clock::time_point deadline_;
   clock::time_point interrupted_ = start_;
+  bool interrupting_ = false;  // still, when that threw
 };
 
 /// A connection attempt to a name that may be taken by anyone.
@@ -546,15 +549,17 @@ class rendezvous_host : rendezvous_side {
               " bytes, rank 0 of " + std::to_string(options_.segment_bytes) +
               ": workspace_bytes must be the same on all ranks";
     }
+    const bool known = hello->rank > 0 && hello->rank < options_.size;
     if (!wrong.empty()) {
       who.socket.send(message_kind::refused, wrong);
+      if (known && !peer(hello->rank).socket) peer(hello->rank).told = true;
       fail(wrong);
     }
 
     // What concerns the newcomer alone.
     if (failed_) {
       who.socket.send(message_kind::refused, *failed_);
-      if (hello->rank > 0 && hello->rank < options_.size) peer(hello->rank).told = true;
+      if (known) peer(hello->rank).told = true;
     } else if (hello->rank < 0 || hello->rank >= options_.size) {
       who.socket.send(message_kind::refused, "there is no rank " + std::to_string(hello->rank) +
                                                  " among " + std::to_string(options_.size));
@@ -668,7 +673,8 @@ class rendezvous_host : rendezvous_side {
         if (!p.told) p.socket.send(message_kind::failed, *failed_);
         p.told = true;
       }
-      const clock::time_point until = clock::now() + linger_;
+      const clock::time_point until =
+          clock::now() + (interrupting_ ? std::chrono::milliseconds(0) : linger_);
       peers_[0].told = true;
       while (
           listener_ && clock::now() < until &&
@@ -719,6 +725,8 @@ class rendezvous_peer : rendezvous_side {
     // The names that are tried, one message of descriptors, and the life of every other rank.
     const auto size = static_cast<std::size_t>(options_.size);
     find();
+    // Rank 0 knows best who is missing: where its time and this rank's end together, it speaks first.
+    deadline_ += (std::min)(options_.timeout / 4, std::chrono::milliseconds(200));
     try {
       check_open_file_limit((std::min)(2 * size, max_message_descriptors) + size + 16,
                             "a world of " + std::to_string(options_.size) + " ranks");

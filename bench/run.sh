@@ -1,0 +1,32 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Measures rankfold's all_reduce against its peers on this machine: sets up, builds, runs, writes
+# build/bench/results. See docs/performance.md.
+#
+# usage: sh bench/run.sh [--quick] [--cold | --paced] [--out-of-place] [--help for all options]
+set -eu
+
+cd "$(dirname "$0")/.."
+for argument; do
+  case $argument in
+    -h | --help) exec python3 bench/all_reduce.py --help ;;
+  esac
+done
+
+sh tools/setup.sh bench --mpi
+python=build/venv/bin/python
+if [ ! -f build/bench/build.ninja ]; then
+  echo 'bench: configures build/bench'
+  build/venv/bin/meson setup build/bench --buildtype=release -Dtests=disabled -Dexamples=disabled \
+    -Dbenchmarks=enabled -Dtorch_python="$PWD/$python" >build/bench.log 2>&1 || {
+    tail -n 20 build/bench.log >&2
+    exit 1
+  }
+fi
+echo 'bench: builds (the torch extension takes half a minute the first time)'
+PATH="$PWD/build/venv/bin:$PATH" build/venv/bin/meson compile -C build/bench >build/bench.log 2>&1 || {
+  grep -E 'error|Error' build/bench.log | head -n 20 >&2
+  echo 'bench: the build failed; build/bench.log has it all' >&2
+  exit 1
+}
+exec "$python" bench/all_reduce.py "$@"

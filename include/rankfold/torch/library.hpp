@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// RANKFOLD_TORCH_LIBRARY: which ops there are, and their registration.
+#pragma once
+
+#include <string>
+
+#include <dlfcn.h>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include "rankfold/torch/all_reduce.hpp"
+#include "rankfold/torch/barrier.hpp"
+#include "rankfold/torch/config.hpp"
+#include "rankfold/torch/control.hpp"
+#include "rankfold/torch/overload.hpp"
+
+RANKFOLD_BEGIN_NAMESPACE
+
+namespace torch_ops {
+
+template <class Library>
+void define_collectives(::torch::Library& m) {
+  // The order matters: a call without a token takes the first overload that fits.
+  all_reduce_ops<Library, ordered, at::Tensor&>::define(m);
+  all_reduce_ops<Library, eager>::define(m);
+  all_reduce_ops<Library, unordered>::define(m);
+  barrier_ops<Library, ordered, at::Tensor&>::define(m);
+  barrier_ops<Library, eager>::define(m);
+}
+
+template <class Library>
+void define_library(::torch::Library& m) {
+  define_collectives<Library>(m);
+  control_ops<Library>::define(m);
+}
+
+}  // namespace torch_ops
+
+RANKFOLD_END_NAMESPACE
+
+/// Public. Registers rankfold's ops as torch.ops.NAMESPACE, beside others that may be there. At file
+/// scope, in one source file of one library: a second one in the same library is a link error.
+#define RANKFOLD_TORCH_LIBRARY(NAMESPACE)                                                                \
+  extern "C" __attribute__((visibility("hidden"))) const char                                            \
+      rankfold_torch_library_used_twice_for_##NAMESPACE;                                                 \
+  extern "C" const char rankfold_torch_library_used_twice_for_##NAMESPACE = 0;                           \
+  namespace {                                                                                            \
+  struct rankfold_torch_library_##NAMESPACE {                                                            \
+    static constexpr const char* name = #NAMESPACE;                                                      \
+  };                                                                                                     \
+  }                                                                                                      \
+  TORCH_LIBRARY_FRAGMENT(NAMESPACE, rankfold_torch_library) {                                            \
+    ::rankfold::torch_ops::define_library<rankfold_torch_library_##NAMESPACE>(rankfold_torch_library);   \
+  }

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// The overloads that every collective has, and how ops are defined.
+//
+// torch.compile reorders collectives that do not depend on each other, by local sizes, so that ranks come
+// to differ, and drops those whose result nobody uses. A tensor that every collective writes, and that
+// comes from outside the graph, keeps all of them in program order: the order token. So the overload
+// that a call without a token is resolved to is not traceable: it breaks the graph, which is slow but
+// right, or is an error where the user asked for one graph.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include "rankfold/torch/config.hpp"
+#include "rankfold/torch/tensor.hpp"
+
+RANKFOLD_BEGIN_NAMESPACE
+
+namespace torch_ops {
+
+/// `op(x, order, …)`: the default.
+struct ordered {
+  static constexpr const char* name = "";
+  static std::string order_argument(char alias) { return std::string("Tensor(") + alias + "!) order, "; }
+  static void check_traceable(std::string_view, std::string_view) {}
+};
+
+/// `op(x, …)`: the program's own order, in eager code.
+struct eager {
+  static constexpr const char* name = "eager";
+  static std::string order_argument(char) { return ""; }
+  [[noreturn]] static void check_traceable(std::string_view library, std::string_view op) {
+    // NotImplementedError is what torch.compile takes as a reason to break the graph.
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false, library, "::", op, ": cannot be traced without the order token, which keeps it in its ",
+        "place: pass the tensor that init() returned, from outside the compiled function: ", op,
+        "(…, order). Where every collective needs the result of the one before, ", op,
+        ".unordered(…) will do (docs/torch.md)");
+  }
+};
+
+/// `op.unordered(x, …)`: traceable, for graphs whose collectives each need the result of the one before.
+struct unordered {
+  static constexpr const char* name = "unordered";
+  static std::string order_argument(char) { return ""; }
+  static void check_traceable(std::string_view, std::string_view) {}
+};
+
+/// "op" or "op.overload".
+template <class Overload>
+std::string overload_name(std::string_view op) {
+  return std::string(op) + (*Overload::name != '\0' ? "." : "") + Overload::name;
+}
+
+template <class Overload>
+void define_op(::torch::Library& m, std::string_view op, const std::string& signature) {
+  // needs_contiguous_strides: Inductor lets the producer write in that order, and nothing is copied here.
+  const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag, at::Tag::needs_contiguous_strides};
+  m.def((overload_name<Overload>(op) + signature).c_str(), tags);
+}
+
+/// Every device and layout but those that have a kernel.
+inline void refuse_others(::torch::Library& m, const std::string& op) {
+  m.impl(op.c_str(), ::torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
+                                       ::torch::CppFunction::makeFromBoxedFunction<&refuse_tensor>()));
+}
+
+template <class Signature>
+auto find_op(const char* library, const char* op, const char* overload) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow((std::string(library) + "::" + op).c_str(), overload)
+      .template typed<Signature>();
+}
+
+}  // namespace torch_ops
+
+RANKFOLD_END_NAMESPACE

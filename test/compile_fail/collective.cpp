@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a user gets wrong in a call of a collective.
+#include <span>
+#include <string>
+#include <vector>
+
+#include <rankfold/rankfold.hpp>
+
+void use(rankfold::communicator<rankfold::self_transport>& comm) {
+  std::vector<float> x(4);
+  std::vector<int> n(4);
+  std::vector<std::string> names(4);
+  comm.all_reduce(std::span(x));
+  comm.all_reduce(std::span<const float>(x), std::span(x));
+
+#if defined(CF_STRINGS)  // expect: 'is_trivially_copyable_v<T> \[with T = std::.*string
+  comm.all_reduce(std::span(names));
+#endif
+#if defined(CF_AVG_OF_INT)  // expect: 'reduction_op<Op, T>' \[with Op = .*avg; T = int\]
+  comm.all_reduce(std::span(n), rankfold::avg{});
+#endif
+#if defined(CF_BIT_AND_OF_FLOAT)  // expect: 'reduction_op<Op, T>' \[with Op = .*bit_and; T = float\]
+  comm.all_reduce(std::span(x), rankfold::bit_and{});
+#endif
+#if defined(CF_CONST_OUTPUT)  // expect: 'element<T>' \[with T = const float\]
+  comm.all_reduce(std::span<const float>(x));
+#endif
+#if defined(CF_TWO_TYPES)  // expect: 'same_as<.*, T>' \[with In = const int; T = float\]
+  comm.all_reduce(std::span<const int>(n), std::span(x));
+#endif
+#if defined(CF_VECTOR)  // expect: vector<float>' is not derived from 'std::span<
+  comm.all_reduce(x);
+#endif
+#if defined(CF_OPERATOR_TAKES_ONE)  // expect: 'reduction_op<Op, T>' \[with Op = .*; T = float\]
+  comm.all_reduce(std::span(x), [](float a) { return a; });
+#endif
+#if defined(CF_NOT_A_TRANSPORT)  // expect: 'memory_transport<Transport>' \[with Transport = int\]
+  rankfold::communicator<int> none(3);
+#endif
+}
