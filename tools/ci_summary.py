@@ -45,19 +45,20 @@ def from_meson(build):
     log = build / "meson-logs" / "testlog.json"
     for line in log.read_text().splitlines() if log.exists() else []:
         test = json.loads(line)
+        name = test["name"].replace(" - rankfold:", ": ")
         report = pathlib.Path(test["env"].get("RANKFOLD_TEST_REPORT", "/none"))
         cases = (from_junit if report.suffix == ".xml" else from_lines)(report)
         bad = test["result"] not in ("OK", "SKIP", "EXPECTEDFAIL")
         output = "\n".join(filter(None, [test.get("stdout", ""), test.get("stderr", "")]))
         if bad and not any(case.state == "failed" for case in cases):
             last = f", last passed: {cases[-1].name}" if cases else ""
-            what = f"{test['name']} ({test['result'].lower()}, exit code {test['returncode']}{last})"
+            what = f"{name} ({test['result'].lower()}, exit code {test['returncode']}{last})"
             cases = [*cases, Result("failed", what, output)]
         elif bad:
             cases = [case._replace(detail=case.detail or output) if case.state == "failed" else case
                      for case in cases]
         elif not cases:
-            cases = [Result("skipped" if test["result"] == "SKIP" else "passed", test["name"])]
+            cases = [Result("skipped" if test["result"] == "SKIP" else "passed", name)]
         results += cases
     return results
 

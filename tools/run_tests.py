@@ -181,6 +181,13 @@ def tail(path, lines=40):
     return "\n".join(pathlib.Path(path).read_text(errors="replace").splitlines()[-lines:])
 
 
+def shortened(text, head=20, end=20):
+    lines = [line[:300] for line in text.rstrip().splitlines()]
+    if len(lines) > head + end:
+        lines[head:-end] = [f"… {len(lines) - head - end} more lines …"]
+    return "\n".join(lines)
+
+
 def main(asked):
     if "--list" in asked:
         say("\n".join(SUITES))
@@ -200,7 +207,7 @@ def main(asked):
             f"({time.monotonic() - start:.0f} s)")
     failed = [result for result in results if result.state == "failed"]
     for result in failed:
-        say(f"\nfailed: {result.name}\n{result.detail.rstrip()[-4000:]}")
+        say(f"\nfailed: {result.name}\n{shortened(result.detail)}")
     for result in results:
         if result.state == "skipped":
             say(f"skipped: {result.name}")

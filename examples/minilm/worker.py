@@ -94,7 +94,7 @@ class Worker:
     def machine(self):
         sentences = {size: sum(len(ids) for ids, _ in b) for size, b in self.batches.items()}
         return {
-            "torch": self.torch.__version__,
+            "torch": str(self.torch.__version__),
             "capability": self.torch.backends.cpu.get_cpu_capability(),
             "sentences": sentences,
         }

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "rankfold/detail/attributes.hpp"
 #include "rankfold/detail/config.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
@@ -41,10 +42,10 @@ struct bfloat16 {
   constexpr bfloat16() noexcept = default;
 
   /// Rounds to nearest even; every NaN becomes 0x7FC0. Independent of the rounding mode.
-  constexpr explicit bfloat16(float value) noexcept : bits(round(value)) {}
+  RANKFOLD_DETAIL_INLINE constexpr explicit bfloat16(float value) noexcept : bits(round(value)) {}
 
   /// Exact; also for NaNs, whose payload is kept.
-  constexpr explicit operator float() const noexcept {
+  RANKFOLD_DETAIL_INLINE constexpr explicit operator float() const noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
   }
 
@@ -62,7 +63,7 @@ struct bfloat16 {
   }
 
  private:
-  static constexpr std::uint16_t round(float value) noexcept {
+  RANKFOLD_DETAIL_INLINE static constexpr std::uint16_t round(float value) noexcept {
     const auto u = std::bit_cast<std::uint32_t>(value);
     if ((u & 0x7FFF'FFFFU) > 0x7F80'0000U) {
       return 0x7FC0U;
@@ -80,10 +81,10 @@ struct float16 {
   constexpr float16() noexcept = default;
 
   /// Rounds to nearest even; every NaN becomes 0x7E00. Independent of the rounding mode.
-  constexpr explicit float16(float value) noexcept : bits(round(value)) {}
+  RANKFOLD_DETAIL_INLINE constexpr explicit float16(float value) noexcept : bits(round(value)) {}
 
   /// Exact. A NaN keeps its payload and becomes quiet, as the conversion instructions do it.
-  constexpr explicit operator float() const noexcept {
+  RANKFOLD_DETAIL_INLINE constexpr explicit operator float() const noexcept {
     const std::uint32_t sign = (bits & 0x8000U) << 16;
     const std::uint32_t magnitude = bits & 0x7FFFU;
     if (magnitude > 0x7C00U) {
@@ -113,7 +114,7 @@ struct float16 {
   }
 
  private:
-  static constexpr std::uint16_t round(float value) noexcept {
+  RANKFOLD_DETAIL_INLINE static constexpr std::uint16_t round(float value) noexcept {
     const auto u = std::bit_cast<std::uint32_t>(value);
     const std::uint32_t sign = (u >> 16) & 0x8000U;
     const std::uint32_t magnitude = u & 0x7FFF'FFFFU;

@@ -6,12 +6,13 @@
 
 #include <cstdint>
 
+#include "rankfold/detail/attributes.hpp"
 #include "rankfold/detail/config.hpp"
-#include "rankfold/detail/inline.hpp"
 #include "rankfold/detail/fold_element.hpp"
 #include "rankfold/detail/simd.hpp"
 #include "rankfold/dtype.hpp"
 
+RANKFOLD_DETAIL_BEGIN_KERNELS
 RANKFOLD_BEGIN_NAMESPACE
 namespace detail {
 
@@ -31,8 +32,35 @@ RANKFOLD_DETAIL_INLINE xsimd::batch<T, XsimdArch> canonical_nan(
   return xsimd::select(x == x, x, nan);
 }
 
+/// Signalling NaNs become quiet; the payload stays. (The portable conversion keeps them signalling,
+/// which a fold need not care about.)
+template <class XsimdArch>
+RANKFOLD_DETAIL_INLINE xsimd::batch<float, XsimdArch> quiet_nan(
+    const xsimd::batch<float, XsimdArch>& x) noexcept {
+  const xsimd::batch<std::uint32_t, XsimdArch> quiet(std::uint32_t{0x0040'0000U});
+  return xsimd::select(x == x, x, simd::cast<float>(simd::cast<std::uint32_t>(x) | quiet));
+}
+
+/// As much of a register as `size` bytes give, or fill.
+template <class Arch>
+RANKFOLD_DETAIL_INLINE simd::bytes<Arch> load_up_to(const std::byte* from,
+                                                    std::size_t size) noexcept {
+  return size >= simd::width_bytes<Arch> ? simd::load<Arch>(from)
+                                         : simd::load_partial<Arch>(from, size);
+}
+template <class Arch>
+RANKFOLD_DETAIL_INLINE void store_up_to(std::byte* to, const simd::bytes<Arch>& x,
+                                        std::size_t size) noexcept {
+  if (size >= simd::width_bytes<Arch>) {
+    simd::store<Arch>(to, x);
+  } else {
+    simd::store_partial<Arch>(to, x, size);
+  }
+}
+
 /// How `Half` is unpacked and packed on `Arch`. `pack` rounds to nearest even and wants NaNs to be
-/// canonical already.
+/// canonical already. If `in_pairs`, the first register of a pair holds the even elements and the
+/// second the odd ones; else they hold the lower and the upper half.
 template <class Arch, class Half>
 struct half_batch;
 
@@ -40,6 +68,7 @@ struct half_batch;
 // one shift for the one, one mask for the other.
 template <class Arch>
 struct half_batch<Arch, bfloat16> {
+  static constexpr bool in_pairs = true;
   using lanes = simd::batch<Arch, std::uint32_t>;
 
   RANKFOLD_DETAIL_INLINE static float_pair<Arch> unpack(const simd::bytes<Arch>& x) noexcept {
@@ -67,6 +96,7 @@ struct half_batch<Arch, bfloat16> {
 // subnormal float may appear (slow on some processors, flushed to zero in some environments).
 template <class Arch>
 struct half_batch_portable {
+  static constexpr bool in_pairs = true;
   using lanes = simd::batch<Arch, std::int32_t>;  // signed: comparisons cost less
 
   RANKFOLD_DETAIL_INLINE static float_pair<Arch> unpack(const simd::bytes<Arch>& x) noexcept {
@@ -124,10 +154,11 @@ struct half_batch<Arch, float16> : half_batch_portable<Arch> {};
 #if defined(__F16C__) && defined(__AVX__)
 
 // The conversion instructions, which know nothing of DAZ and FTZ for the 16-bit side and take
-// their rounding from the instruction. The first register holds the lower half.
+// their rounding from the instruction.
 template <class Arch>
   requires(sizeof(simd::bytes<Arch>) == 32)
 struct half_batch<Arch, float16> {
+  static constexpr bool in_pairs = false;
   RANKFOLD_DETAIL_INLINE static float_pair<Arch> unpack(const simd::bytes<Arch>& x) noexcept {
     const __m256i all = x;
     return {simd::batch<Arch, float>(_mm256_cvtph_ps(_mm256_castsi256_si128(all))),
@@ -147,6 +178,7 @@ struct half_batch<Arch, float16> {
 template <class Arch>
   requires(sizeof(simd::bytes<Arch>) == 64)
 struct half_batch<Arch, float16> {
+  static constexpr bool in_pairs = false;
   RANKFOLD_DETAIL_INLINE static float_pair<Arch> unpack(const simd::bytes<Arch>& x) noexcept {
     const __m512i all = x;
     return {simd::batch<Arch, float>(_mm512_cvtph_ps(_mm512_castsi512_si256(all))),
@@ -164,3 +196,4 @@ struct half_batch<Arch, float16> {
 
 }  // namespace detail
 RANKFOLD_END_NAMESPACE
+RANKFOLD_DETAIL_END_KERNELS

@@ -8,23 +8,15 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "rankfold/detail/attributes.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/float16_batch.hpp"
 #include "rankfold/detail/fold_element.hpp"
-#include "rankfold/detail/inline.hpp"
 #include "rankfold/detail/simd.hpp"
 #include "rankfold/dtype.hpp"
 #include "rankfold/reduction.hpp"
 
-// GCC before 12.3 takes the undefined operands in its own AVX-512 intrinsics for a mistake of those
-// who inline them (GCC bug 105593).
-#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
-#  pragma GCC diagnostic push
-#  pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#  pragma GCC diagnostic ignored "-Wuninitialized"
-#  define RANKFOLD_DETAIL_POP_DIAGNOSTIC
-#endif
-
+RANKFOLD_DETAIL_BEGIN_KERNELS
 RANKFOLD_BEGIN_NAMESPACE
 namespace detail {
 
@@ -442,8 +434,4 @@ inline constexpr bool folds_in_batches_v =
 
 }  // namespace detail
 RANKFOLD_END_NAMESPACE
-
-#ifdef RANKFOLD_DETAIL_POP_DIAGNOSTIC
-#  pragma GCC diagnostic pop
-#  undef RANKFOLD_DETAIL_POP_DIAGNOSTIC
-#endif
+RANKFOLD_DETAIL_END_KERNELS

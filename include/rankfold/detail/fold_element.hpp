@@ -14,8 +14,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "rankfold/detail/attributes.hpp"
 #include "rankfold/detail/config.hpp"
-#include "rankfold/detail/inline.hpp"
 #include "rankfold/dtype.hpp"
 #include "rankfold/reduction.hpp"
 

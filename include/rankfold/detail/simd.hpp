@@ -12,13 +12,14 @@
 
 #include <xsimd/xsimd.hpp>
 
+#include "rankfold/detail/attributes.hpp"
 #include "rankfold/detail/config.hpp"
-#include "rankfold/detail/inline.hpp"
 
 #if XSIMD_VERSION_MAJOR < 8 || (XSIMD_VERSION_MAJOR == 8 && XSIMD_VERSION_MINOR < 1)
 #  error "rankfold: xsimd 8.1 or newer is needed"
 #endif
 
+RANKFOLD_DETAIL_BEGIN_KERNELS
 RANKFOLD_BEGIN_NAMESPACE
 namespace simd {
 
@@ -151,6 +152,8 @@ void load_masked();
 void store_masked();
 void multiply();
 void smaller();
+void interleave();
+void deinterleave();
 
 #if defined(__SSE2__) && defined(__x86_64__)
 
@@ -229,6 +232,18 @@ RANKFOLD_DETAIL_INLINE __m128d smaller(tag<double>, __m128d a, __m128d b) noexce
   return _mm_or_pd(_mm_min_pd(a, b), _mm_min_pd(b, a));
 }
 
+// From even and odd lanes to the lower and the upper half of the lanes in order, and back.
+RANKFOLD_DETAIL_INLINE void interleave(__m128& a, __m128& b) noexcept {
+  const __m128 even = a;
+  a = _mm_unpacklo_ps(even, b);
+  b = _mm_unpackhi_ps(even, b);
+}
+RANKFOLD_DETAIL_INLINE void deinterleave(__m128& a, __m128& b) noexcept {
+  const __m128 low = a;
+  a = _mm_shuffle_ps(low, b, 0x88);
+  b = _mm_shuffle_ps(low, b, 0xDD);
+}
+
 #endif
 #if defined(__AVX__) && defined(__x86_64__)
 
@@ -265,6 +280,19 @@ RANKFOLD_DETAIL_INLINE __m256 smaller(tag<float>, __m256 a, __m256 b) noexcept {
 }
 RANKFOLD_DETAIL_INLINE __m256d smaller(tag<double>, __m256d a, __m256d b) noexcept {
   return _mm256_or_pd(_mm256_min_pd(a, b), _mm256_min_pd(b, a));
+}
+
+RANKFOLD_DETAIL_INLINE void interleave(__m256& a, __m256& b) noexcept {
+  const __m256 low = _mm256_unpacklo_ps(a, b);  // of each half
+  const __m256 high = _mm256_unpackhi_ps(a, b);
+  a = _mm256_permute2f128_ps(low, high, 0x20);
+  b = _mm256_permute2f128_ps(low, high, 0x31);
+}
+RANKFOLD_DETAIL_INLINE void deinterleave(__m256& a, __m256& b) noexcept {
+  const __m256 outer = _mm256_permute2f128_ps(a, b, 0x20);
+  const __m256 inner = _mm256_permute2f128_ps(a, b, 0x31);
+  a = _mm256_shuffle_ps(outer, inner, 0x88);
+  b = _mm256_shuffle_ps(outer, inner, 0xDD);
 }
 
 #endif
@@ -316,6 +344,23 @@ RANKFOLD_DETAIL_INLINE __m512 smaller(tag<float>, __m512 a, __m512 b) noexcept {
 RANKFOLD_DETAIL_INLINE __m512d smaller(tag<double>, __m512d a, __m512d b) noexcept {
   return _mm512_castsi512_pd(_mm512_or_si512(_mm512_castpd_si512(_mm512_min_pd(a, b)),
                                              _mm512_castpd_si512(_mm512_min_pd(b, a))));
+}
+
+RANKFOLD_DETAIL_INLINE void interleave(__m512& a, __m512& b) noexcept {
+  const __m512i low =
+      _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  const __m512 even = a;
+  a = _mm512_permutex2var_ps(even, low, b);
+  b = _mm512_permutex2var_ps(even, high, b);
+}
+RANKFOLD_DETAIL_INLINE void deinterleave(__m512& a, __m512& b) noexcept {
+  const __m512i even =
+      _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+  const __m512 low = a;
+  a = _mm512_permutex2var_ps(low, even, b);
+  b = _mm512_permutex2var_ps(low, odd, b);
 }
 
 #endif
@@ -431,5 +476,46 @@ RANKFOLD_DETAIL_INLINE xsimd::batch<T, XsimdArch> smaller(
   }
 }
 
+/// From the even (a) and odd (b) lanes of a sequence to its first (a) and second (b) half.
+template <class XsimdArch>
+RANKFOLD_DETAIL_INLINE void interleave(xsimd::batch<float, XsimdArch>& a,
+                                       xsimd::batch<float, XsimdArch>& b) noexcept {
+  if constexpr (requires { detail::interleave(a.data, b.data); }) {
+    detail::interleave(a.data, b.data);
+  } else {
+    constexpr std::size_t lanes = xsimd::batch<float, XsimdArch>::size;
+    float split[2][lanes];
+    float joined[2 * lanes];
+    a.store_unaligned(split[0]);
+    b.store_unaligned(split[1]);
+    for (std::size_t i = 0; i < 2 * lanes; ++i) {
+      joined[i] = split[i % 2][i / 2];
+    }
+    a = xsimd::batch<float, XsimdArch>::load_unaligned(joined);
+    b = xsimd::batch<float, XsimdArch>::load_unaligned(joined + lanes);
+  }
+}
+
+/// The way back.
+template <class XsimdArch>
+RANKFOLD_DETAIL_INLINE void deinterleave(xsimd::batch<float, XsimdArch>& a,
+                                         xsimd::batch<float, XsimdArch>& b) noexcept {
+  if constexpr (requires { detail::deinterleave(a.data, b.data); }) {
+    detail::deinterleave(a.data, b.data);
+  } else {
+    constexpr std::size_t lanes = xsimd::batch<float, XsimdArch>::size;
+    float split[2][lanes];
+    float joined[2 * lanes];
+    a.store_unaligned(joined);
+    b.store_unaligned(joined + lanes);
+    for (std::size_t i = 0; i < 2 * lanes; ++i) {
+      split[i % 2][i / 2] = joined[i];
+    }
+    a = xsimd::batch<float, XsimdArch>::load_unaligned(split[0]);
+    b = xsimd::batch<float, XsimdArch>::load_unaligned(split[1]);
+  }
+}
+
 }  // namespace simd
 RANKFOLD_END_NAMESPACE
+RANKFOLD_DETAIL_END_KERNELS

@@ -74,13 +74,13 @@ struct all_reduce_ops {
 
   /// What both forms do, but for where the values come from and go to.
   struct call {
-    call(std::string_view name, const at::Tensor& x, std::string_view op, std::string_view group_name,
-         std::int64_t tag, Order... order)
-        : name(name), self(groups<Library>::get(name, group_name)) {
+    call(std::string_view op_name, const at::Tensor& x, std::string_view reduction_name,
+         std::string_view group_name, std::int64_t tag, Order... order)
+        : name(op_name), self(groups<Library>::get(op_name, group_name)) {
       const auto where = [&] { return self.where(name); };
       check_dense(x, where);
-      this->op = parse_reduction(op, where);
-      type = check_elements(x, this->op, where);
+      op = parse_reduction(reduction_name, where);
+      type = check_elements(x, op, where);
       options.tag = check_tag(tag, where);
       count = static_cast<std::size_t>(x.numel());
       (step_order(order, where), ...);
@@ -134,7 +134,7 @@ struct all_reduce_ops {
 
   /// y_r = Σ_s x_s on every rank r, and the loss is Σ_r L_r, so dx = Σ_r dy_r: the same collective. The
   /// same holds for avg.
-  struct function : ::torch::autograd::Function<function> {
+  struct all_reduce_function : ::torch::autograd::Function<all_reduce_function> {
     static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& x,
                               Order... order, std::string_view op, std::string_view group_name,
                               std::int64_t tag) {
@@ -177,7 +177,7 @@ struct all_reduce_ops {
     const reduction r = parse_reduction(op, where);
     TORCH_CHECK(r == reduction::sum || r == reduction::avg, where(), ": x requires grad, which op ", name_of(r),
                 " does not support, expected sum or avg; call it on x.detach(), or under torch.no_grad()");
-    return function::apply(x, order..., op, group_name, tag);
+    return all_reduce_function::apply(x, order..., op, group_name, tag);
   }
 
   static void core_autograd(c10::DispatchKeySet keys, at::Tensor& x, Order... order, std::string_view op,

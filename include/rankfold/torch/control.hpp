@@ -17,6 +17,7 @@
 
 #include "rankfold/torch/config.hpp"
 #include "rankfold/torch/group.hpp"
+#include "rankfold/torch/loaded_once.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
@@ -53,15 +54,16 @@ struct control_ops {
 
   static std::optional<at::Tensor> init(std::string_view group_name, std::int64_t rank, std::int64_t size,
                                         std::string_view key, double timeout) {
+    check_loaded_once<Library>();
     group& self = groups<Library>::get_or_add(group_name);
     const auto where = [&] { return self.where("init"); };
     join_options options;
     options.key = key;
     if (rank != -1 || size != -1) {
       constexpr std::int64_t most = std::numeric_limits<int>::max();
-      TORCH_CHECK(size >= 1 && size <= most, where(), ": rank is ", rank, " and size ", size,
+      TORCH_CHECK(size >= 1 && size <= most, where(), ": rank is ", rank, " and size is ", size,
                   ", expected size 1 or more (or neither of them, for what the launcher's environment says)");
-      TORCH_CHECK(rank >= 0 && rank < size, where(), ": rank is ", rank, " and size ", size,
+      TORCH_CHECK(rank >= 0 && rank < size, where(), ": rank is ", rank, " and size is ", size,
                   ", expected rank 0 to ", size - 1);
       TORCH_CHECK(size == 1 || !key.empty(), where(), ": rank and size are given and key is not, expected a ",
                   "text that is the same on all ranks of this group and on no others");

@@ -181,11 +181,8 @@ class group {
       return std::make_unique<communicator_type>(shm_transport::from_environment(std::move(meeting)),
                                                  std::move(waiting));
     }
-    // Groups of one key are told apart by their names; the default group has the key as it is, so
-    // that it can be joined from C++, too.
-    const std::string key = std::string(options.key) + (name_.empty() ? "" : "/" + name_);
     return std::make_unique<communicator_type>(
-        shm_transport::connect(key, *options.rank, *options.size, std::move(meeting)),
+        shm_transport::connect(options.key, *options.rank, *options.size, std::move(meeting)),
         std::move(waiting));
   }
 

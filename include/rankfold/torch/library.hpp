@@ -2,19 +2,14 @@
 // RANKFOLD_TORCH_LIBRARY: which ops there are, and their registration.
 #pragma once
 
-#include <string>
-
-#include <dlfcn.h>
-
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include "rankfold/torch/all_reduce.hpp"
 #include "rankfold/torch/barrier.hpp"
 #include "rankfold/torch/config.hpp"
 #include "rankfold/torch/control.hpp"
+#include "rankfold/torch/loaded_once.hpp"
 #include "rankfold/torch/overload.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
@@ -33,6 +28,8 @@ void define_collectives(::torch::Library& m) {
 
 template <class Library>
 void define_library(::torch::Library& m) {
+  if (loaded_before<Library>()) return;
+  define_loaded_once<Library>(m);
   define_collectives<Library>(m);
   control_ops<Library>::define(m);
 }

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between float and the 16-bit floats, as arrays.
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+#include "rankfold/detail/attributes.hpp"
+#include "rankfold/detail/config.hpp"
+#include "rankfold/detail/float16_batch.hpp"
+#include "rankfold/detail/fold_element.hpp"
+#include "rankfold/detail/simd.hpp"
+#include "rankfold/dtype.hpp"
+
+RANKFOLD_DETAIL_BEGIN_KERNELS
+RANKFOLD_BEGIN_NAMESPACE
+namespace kernel {
+
+/// A conversion of `count` elements, as a plain function.
+///
+/// Requires:   the pointers are readable and writable for `count` elements, at any alignment, and
+///             the ranges do not overlap; round to nearest, no flushing of subnormals.
+/// Numerics:   bit by bit what the explicit conversions of `bfloat16` and `float16` give: exact to
+///             float; from float to nearest even, every NaN to the positive quiet one.
+using convert_function = void (*)(const void* in, void* out, std::size_t count);
+
+/// Whether there is a conversion: from float to bfloat16 or float16, or back.
+template <class To, class From>
+concept convertible_elements =
+    (std::is_same_v<From, float> &&
+     (std::is_same_v<To, bfloat16> || std::is_same_v<To, float16>)) ||
+    (std::is_same_v<To, float> &&
+     (std::is_same_v<From, bfloat16> || std::is_same_v<From, float16>));
+
+/// The `convert_function` for the instruction set `Arch`.
+template <class Arch, class To, class From>
+  requires convertible_elements<To, From>
+void convert(const void* in, void* out, std::size_t count) noexcept {
+  const auto* from = static_cast<const std::byte*>(in);
+  auto* to = static_cast<std::byte*>(out);
+  if constexpr (!simd::has_batch_v<Arch, float>) {
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto x = detail::load_element<From>(from + i * sizeof(From));
+      detail::store_element(to + i * sizeof(To), static_cast<To>(x));
+    }
+  } else {
+    using half = detail::half_batch<Arch, std::conditional_t<std::is_same_v<To, float>, From, To>>;
+    using floats = simd::batch<Arch, float>;
+    constexpr std::size_t width = simd::width_bytes<Arch>;  // of a register of 16-bit floats
+    const std::size_t half_size = 2 * count;
+    for (std::size_t i = 0; i < half_size; i += width) {
+      const std::size_t left = half_size - i;  // bytes of 16-bit floats
+      if constexpr (std::is_same_v<To, float>) {
+        auto x = half::unpack(left >= width ? simd::load<Arch>(from + i)
+                                            : simd::load_partial<Arch>(from + i, left));
+        if constexpr (std::is_same_v<From, float16>) {
+          x = {detail::quiet_nan(x.first), detail::quiet_nan(x.second)};
+        }
+        if constexpr (half::in_pairs) {
+          simd::interleave(x.first, x.second);
+        }
+        detail::store_up_to<Arch>(to + 2 * i, simd::cast<std::uint8_t>(x.first), 2 * left);
+        if (2 * left > width) {
+          detail::store_up_to<Arch>(to + 2 * i + width, simd::cast<std::uint8_t>(x.second),
+                                    2 * left - width);
+        }
+      } else {
+        floats first = simd::cast<float>(detail::load_up_to<Arch>(from + 2 * i, 2 * left));
+        floats second(0.0F);
+        if (2 * left > width) {
+          second = simd::cast<float>(
+              detail::load_up_to<Arch>(from + 2 * i + width, 2 * left - width));
+        }
+        if constexpr (half::in_pairs) {
+          simd::deinterleave(first, second);
+        }
+        detail::store_up_to<Arch>(
+            to + i, half::pack({detail::canonical_nan(first), detail::canonical_nan(second)}),
+            left);
+      }
+    }
+  }
+}
+
+/// The conversion from `From` to `To` for the instruction set of this translation unit.
+template <class To, class From, class Arch = simd::native>
+  requires convertible_elements<To, From>
+constexpr convert_function convert_for() noexcept {
+  return &convert<Arch, To, From>;
+}
+
+}  // namespace kernel
+RANKFOLD_END_NAMESPACE
+RANKFOLD_DETAIL_END_KERNELS

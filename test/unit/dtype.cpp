@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rankfold/dtype.hpp"
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include "support/catch.hpp"
+
+using namespace rankfold;
+
+TEST_CASE("every element type has its tag, size and name", "[dtype]") {
+  STATIC_REQUIRE(dtype_of_v<float> == dtype::float32);
+  STATIC_REQUIRE(dtype_of_v<const double> == dtype::float64);
+  STATIC_REQUIRE(dtype_of_v<bfloat16> == dtype::bfloat16);
+  STATIC_REQUIRE(dtype_of_v<float16> == dtype::float16);
+  STATIC_REQUIRE(dtype_of_v<std::int8_t> == dtype::int8);
+  STATIC_REQUIRE(dtype_of_v<std::int16_t> == dtype::int16);
+  STATIC_REQUIRE(dtype_of_v<int> == dtype::int32);
+  STATIC_REQUIRE(dtype_of_v<long> == dtype::int64);
+  STATIC_REQUIRE(dtype_of_v<long long> == dtype::int64);
+  STATIC_REQUIRE(dtype_of_v<unsigned char> == dtype::uint8);
+  STATIC_REQUIRE(dtype_of_v<unsigned short> == dtype::uint16);
+  STATIC_REQUIRE(dtype_of_v<unsigned> == dtype::uint32);
+  STATIC_REQUIRE(dtype_of_v<unsigned long long> == dtype::uint64);
+  STATIC_REQUIRE(dtype_of_v<bool> == dtype::boolean);
+  for (int i = 1; i <= 13; ++i) {
+    const auto type = static_cast<dtype>(i);
+    visit(type, [&]<class T>() {
+      CHECK(dtype_of_v<T> == type);
+      CHECK(size_of(type) == sizeof(T));
+    });
+    CHECK(name_of(type) != "unknown");
+  }
+  CHECK(name_of(dtype::bfloat16) == "bfloat16");
+  CHECK(name_of(dtype::boolean) == "boolean");
+}
+
+TEST_CASE("other types are the user's", "[dtype]") {
+  struct pair {
+    int a, b;
+  };
+  STATIC_REQUIRE(dtype_of_v<pair> == dtype::user);
+  STATIC_REQUIRE(dtype_of_v<char> == dtype::user);
+  STATIC_REQUIRE(dtype_of_v<char16_t> == dtype::user);
+  STATIC_REQUIRE(dtype_of_v<long double> == dtype::user);
+  STATIC_REQUIRE(dtype_of_v<int*> == dtype::user);
+  CHECK(name_of(dtype::user) == "user");
+}
+
+TEST_CASE("a number that is no dtype is refused", "[dtype]") {
+  CHECK(name_of(static_cast<dtype>(14)) == "unknown");
+  CHECK_THROWS_WITH(size_of(static_cast<dtype>(14)), "rankfold: no dtype has the number 14");
+  CHECK_THROWS_AS(size_of(dtype::user), std::invalid_argument);
+}
+
+TEST_CASE("the accumulator of the 16-bit floats is float", "[dtype]") {
+  STATIC_REQUIRE(std::is_same_v<accumulator_t<bfloat16>, float>);
+  STATIC_REQUIRE(std::is_same_v<accumulator_t<float16>, float>);
+  STATIC_REQUIRE(std::is_same_v<accumulator_t<double>, double>);
+  STATIC_REQUIRE(std::is_same_v<accumulator_t<std::int8_t>, std::int8_t>);
+}
+
+TEST_CASE("16-bit floats round to nearest even at compile time", "[dtype]") {
+  STATIC_REQUIRE(bfloat16(1.0F).bits == 0x3F80);
+  STATIC_REQUIRE(bfloat16(1.00390625F).bits == 0x3F80);   // 1 + 2^-8: a tie, down to even
+  STATIC_REQUIRE(bfloat16(1.01171875F).bits == 0x3F82);   // 1 + 3·2^-8: a tie, up to even
+  STATIC_REQUIRE(bfloat16(3.4e38F).bits == 0x7F80);
+  STATIC_REQUIRE(bfloat16(-0.0F).bits == 0x8000);
+  STATIC_REQUIRE(bfloat16(std::numeric_limits<float>::denorm_min()).bits == 0);
+  STATIC_REQUIRE(bfloat16(-std::numeric_limits<float>::quiet_NaN()).bits == 0x7FC0);
+  STATIC_REQUIRE(static_cast<float>(bfloat16::from_bits(1)) == 0x1p-133F);
+
+  STATIC_REQUIRE(float16(1.0F).bits == 0x3C00);
+  STATIC_REQUIRE(float16(65519.0F).bits == 0x7BFF);
+  STATIC_REQUIRE(float16(65520.0F).bits == 0x7C00);
+  STATIC_REQUIRE(float16(0x1p-24F).bits == 1);
+  STATIC_REQUIRE(float16(0x1p-25F).bits == 0);            // a tie, down to even
+  STATIC_REQUIRE(float16(0x1.000002p-25F).bits == 1);
+  STATIC_REQUIRE(float16(-0x1p-26F).bits == 0x8000);
+  STATIC_REQUIRE(float16(std::numeric_limits<float>::signaling_NaN()).bits == 0x7E00);
+  STATIC_REQUIRE(static_cast<float>(float16::from_bits(0x03FF)) == 1023 * 0x1p-24F);
+}
+
+TEST_CASE("16-bit floats compare as numbers", "[dtype]") {
+  STATIC_REQUIRE(bfloat16(0.0F) == bfloat16(-0.0F));
+  STATIC_REQUIRE(float16(0.0F) == float16(-0.0F));
+  STATIC_REQUIRE(bfloat16(1.0F) < bfloat16(2.0F));
+  STATIC_REQUIRE(float16(-2.0F) < float16(-1.0F));
+  STATIC_REQUIRE(bfloat16::from_bits(0x7FC0) != bfloat16::from_bits(0x7FC0));
+  STATIC_REQUIRE(!(float16::from_bits(0x7E00) <= float16(1.0F)));
+}
