@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / 'support'))
+sys.path.insert(0, str(HERE / "support"))
 import machine  # noqa: E402
 import report  # noqa: E402
 from contestant import Contestant, Failure  # noqa: E402
@@ -31,58 +31,56 @@ FIRST_STREAMING, LAST_EXCHANGE = 1 << 20, 4 << 20
 
 
 def size_of(text):
-    units = {'K': 1 << 10, 'M': 1 << 20}
+    units = {"K": 1 << 10, "M": 1 << 20}
     return int(text[:-1]) * units[text[-1]] if text[-1:].upper() in units else int(text)
 
 
 def sizes_of(text):
     """'8-64M' (powers of two) or '64,1K,1M'."""
-    if '-' in text:
-        low, high = (size_of(end.upper()) for end in text.split('-'))
+    if "-" in text:
+        low, high = (size_of(end.upper()) for end in text.split("-"))
         sizes = []
         while low <= high:
             sizes.append(low)
             low *= 2
         return sizes
-    return [size_of(size.upper()) for size in text.split(',')]
+    return [size_of(size.upper()) for size in text.split(",")]
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(prog='bench/run.sh', description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="bench/run.sh", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add('--quick', action='store_true', help='fewer sizes and rounds; for a look, not for a claim')
-    add('--sizes', type=sizes_of, help='such as 8-64M (powers of two) or 64,8K,1M')
-    add('--dtypes', default='float32,bfloat16')
-    add('--ranks', type=int, default=2, help='default 2; more than CPUs: not pinned')
-    add('--rounds', type=int, help='counted rounds wanted of every size (default 9, --quick 3)')
-    add('--cold', action='store_true', help='rotate buffers through more than the last-level cache')
-    add('--paced', action='store_true', help='1 ms of other work between two calls')
-    add('--out-of-place', action='store_true', help='where the contestant can')
-    add('--only', help='contestants to run, such as rankfold,openmpi')
-    add('--milliseconds', type=float, help='of measuring, per contestant, size and round')
-    add('--minutes', type=float, default=30, help='end after this time, whatever was counted')
-    add('--build', type=Path, default=ROOT / 'build/bench', help='folder with the built contestants')
-    add('--output', type=Path, help='folder for results (default: results in the build folder)')
-    add('--update-docs', action='store_true', help='write the table into docs/performance.md')
+    add("--quick", action="store_true", help="fewer sizes and rounds; for a look, not for a claim")
+    add("--sizes", type=sizes_of, help="such as 8-64M (powers of two) or 64,8K,1M")
+    add("--dtypes", default="float32,bfloat16")
+    add("--ranks", type=int, default=2, help="default 2; more than CPUs: not pinned")
+    add("--rounds", type=int, help="counted rounds wanted of every size (default 9, --quick 3)")
+    add("--cold", action="store_true", help="rotate buffers through more than the last-level cache")
+    add("--paced", action="store_true", help="1 ms of other work between two calls")
+    add("--out-of-place", action="store_true", help="where the contestant can")
+    add("--only", help="contestants to run, such as rankfold,openmpi")
+    add("--milliseconds", type=float, help="of measuring, per contestant, size and round")
+    add("--minutes", type=float, default=30, help="end after this time, whatever was counted")
+    add("--build", type=Path, default=ROOT / "build/bench", help="folder with the built contestants")
+    add("--output", type=Path, help="folder for results (default: results in the build folder)")
+    add("--update-docs", action="store_true", help="write the table into docs/performance.md")
     add(
-        '--variant',
-        action='append',
+        "--variant",
+        action="append",
         default=[],
-        metavar='NAME[@BINARY]:KEY=VALUE,…',
-        help='rankfold once more, with other options (all_reduce/rankfold.cpp) or another binary',
+        metavar="NAME[@BINARY]:KEY=VALUE,…",
+        help="rankfold once more, with other options (all_reduce/rankfold.cpp) or another binary",
     )
     arguments = parser.parse_args()
     if arguments.cold and arguments.paced:
-        parser.error('--cold and --paced exclude each other')
-    arguments.mode = 'cold' if arguments.cold else 'paced' if arguments.paced else 'hot'
-    arguments.placement = 'out_of_place' if arguments.out_of_place else 'in_place'
-    arguments.sizes = arguments.sizes or (
-        QUICK if arguments.quick else sizes_of(f'{SMALLEST}-{LARGEST}')
-    )
+        parser.error("--cold and --paced exclude each other")
+    arguments.mode = "cold" if arguments.cold else "paced" if arguments.paced else "hot"
+    arguments.placement = "out_of_place" if arguments.out_of_place else "in_place"
+    arguments.sizes = arguments.sizes or (QUICK if arguments.quick else sizes_of(f"{SMALLEST}-{LARGEST}"))
     arguments.rounds = arguments.rounds or (3 if arguments.quick else 9)
     arguments.milliseconds = arguments.milliseconds or (5 if arguments.quick else 10)
-    arguments.dtypes = arguments.dtypes.split(',')
-    arguments.output = arguments.output or arguments.build / 'results'
+    arguments.dtypes = arguments.dtypes.split(",")
+    arguments.output = arguments.output or arguments.build / "results"
     return arguments
 
 
@@ -90,62 +88,62 @@ def contestants_of(arguments, folder, cpus):
     """All that are built and wanted, by name. A new one is a few lines here and a program that speaks the
     protocol of support/worker.hpp."""
     ranks = arguments.ranks
-    where = ','.join(map(str, cpus)) or 'any'
+    where = ",".join(map(str, cpus)) or "any"
     found = {}
 
-    def add(name, command, dtypes=('float32', 'bfloat16'), in_place_only=False, **options):
-        wanted = arguments.only is None or name in arguments.only.split(',') or ':' in name
+    def add(name, command, dtypes=("float32", "bfloat16"), in_place_only=False, **options):
+        wanted = arguments.only is None or name in arguments.only.split(",") or ":" in name
         if wanted and not (in_place_only and arguments.out_of_place):
-            contestant = Contestant(name.rstrip(':'), folder, command, ranks, **options)
+            contestant = Contestant(name.rstrip(":"), folder, command, ranks, **options)
             contestant.dtypes = dtypes
             found[contestant.name] = contestant
 
     def torchrun(name):
         """The environment that torchrun would set."""
         return lambda rank: {
-            'RANK': str(rank),
-            'WORLD_SIZE': str(ranks),
-            'LOCAL_RANK': str(rank),
-            'LOCAL_WORLD_SIZE': str(ranks),
-            'MASTER_ADDR': '127.0.0.1',
-            'MASTER_PORT': '29500',
-            'TORCHELASTIC_RUN_ID': f'bench-{os.getpid()}-{name}',
-            'OMP_NUM_THREADS': '1',
-            'GLOO_SOCKET_IFNAME': 'lo',
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+            "TORCHELASTIC_RUN_ID": f"bench-{os.getpid()}-{name}",
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
         }
 
     def rankfold(name, binary, options=()):
         add(
             name,
-            lambda rank: [binary, f'{folder}/{name.rstrip(":")}', where, *options],
+            lambda rank: [binary, f"{folder}/{name.rstrip(':')}", where, *options],
             environment=torchrun(name),
         )
 
-    binary = arguments.build / 'bench/all_reduce_rankfold'
+    binary = arguments.build / "bench/all_reduce_rankfold"
     if binary.exists():
-        rankfold('rankfold', binary)
+        rankfold("rankfold", binary)
     for variant in arguments.variant:
-        name, _, options = variant.partition(':')
-        name, _, other = name.partition('@')
-        rankfold(name + ':', Path(other) if other else binary, list(filter(None, options.split(','))))
+        name, _, options = variant.partition(":")
+        name, _, other = name.partition("@")
+        rankfold(name + ":", Path(other) if other else binary, list(filter(None, options.split(","))))
 
     def torch(name, *options, **more):
-        script = HERE / 'all_reduce/torch_peers.py'
+        script = HERE / "all_reduce/torch_peers.py"
         add(
             name,
-            lambda rank: [sys.executable, script, f'{folder}/{name}', where, *options],
+            lambda rank: [sys.executable, script, f"{folder}/{name}", where, *options],
             environment=torchrun(name),
             **more,
         )
 
-    extension = arguments.build / 'bench/all_reduce_torch.so'
+    extension = arguments.build / "bench/all_reduce_torch.so"
     if extension.exists():
-        torch('torch_op', 'rankfold', f'library={extension}', 'namespace=rankfold_bench')
+        torch("torch_op", "rankfold", f"library={extension}", "namespace=rankfold_bench")
     try:
         import torch as torch_module
 
         if torch_module.distributed.is_gloo_available():
-            torch('gloo', 'gloo', in_place_only=True)
+            torch("gloo", "gloo", in_place_only=True)
     except ImportError:
         pass
 
@@ -153,20 +151,20 @@ def contestants_of(arguments, folder, cpus):
     crowded = ranks > len(os.sched_getaffinity(0))
     for name, launchers, options, environment in [
         (
-            'openmpi',
-            ['mpirun.openmpi', 'mpirun'],
-            ['--bind-to', 'none', *(['--oversubscribe'] if crowded else [])],
-            {'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'},
+            "openmpi",
+            ["mpirun.openmpi", "mpirun"],
+            ["--bind-to", "none", *(["--oversubscribe"] if crowded else [])],
+            {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
         ),
     ]:
-        program = arguments.build / f'bench/all_reduce_{name}'
+        program = arguments.build / f"bench/all_reduce_{name}"
         launcher = next(filter(None, map(shutil.which, launchers)), None)
         if program.exists() and launcher is not None:
-            command = [launcher, '-n', str(ranks), *options, program, f'{folder}/{name}', where]
+            command = [launcher, "-n", str(ranks), *options, program, f"{folder}/{name}", where]
             add(
                 name,
                 lambda rank, command=command: command,
-                dtypes=('float32',),
+                dtypes=("float32",),
                 environment=lambda rank, environment=environment: environment,
                 launcher=True,
             )
@@ -177,7 +175,7 @@ class Plan:
     """How many calls a contestant makes at a size, so that a measurement takes about the time given."""
 
     def __init__(self, call_ns, budget_ns, mode):
-        if mode == 'paced':
+        if mode == "paced":
             self.batch, self.batches, self.calls, self.warmup = 1, 20, 0, 1
         elif call_ns > 4000:
             self.batch, self.calls = 1, 0
@@ -190,7 +188,7 @@ class Plan:
             self.warmup = 100
 
     def __str__(self):
-        return f'{self.warmup} {self.batch} {self.batches} {self.calls}'
+        return f"{self.warmup} {self.batch} {self.batches} {self.calls}"
 
 
 class Bench:
@@ -204,36 +202,34 @@ class Bench:
         """Of a cache line between the two CPUs; None where ranks are not pinned."""
         if self.limits is None:
             return None
-        (answer,) = self.limits.measure('measure latency 8 hot in_place 500 50 40 0')
+        (answer,) = self.limits.measure("measure latency 8 hot in_place 500 50 40 0")
         return median(answer.batches)
 
     def limit_ns(self, size):
         """By kind; see all_reduce/limit.cpp."""
         found = {}
-        if self.limits is None or self.arguments.mode != 'hot':
+        if self.limits is None or self.arguments.mode != "hot":
             return found
         budget = self.arguments.milliseconds * 1e6
         if size <= LAST_EXCHANGE:
             count = min(max(int(budget / 2 / (500 + size / 4)), 5), 1000)
-            (answer,) = self.limits.measure(f'measure exchange {size} hot in_place 5 1 {count} 0')
-            found['exchange'] = median(answer.batches)
+            (answer,) = self.limits.measure(f"measure exchange {size} hot in_place 5 1 {count} 0")
+            found["exchange"] = median(answer.batches)
         if size >= FIRST_STREAMING:
             count = min(max(int(budget / 3 / (size / 8)), 3), 50)
-            (answer,) = self.limits.measure(f'measure streaming {size} hot in_place 1 1 {count} 0')
-            found['streaming'] = median(answer.batches)
+            (answer,) = self.limits.measure(f"measure streaming {size} hot in_place 1 1 {count} 0")
+            found["streaming"] = median(answer.batches)
         return found
 
     def ask(self, contestant, dtype, size, plan):
         arguments = self.arguments
-        return contestant.measure(
-            f'measure {dtype} {size} {arguments.mode} {arguments.placement} {plan}'
-        )
+        return contestant.measure(f"measure {dtype} {size} {arguments.mode} {arguments.placement} {plan}")
 
     def plan(self, contestant, dtype, size):
         key = contestant.name, dtype, size
         if key not in self.plans:
             budget = self.arguments.milliseconds * 1e6
-            plan = '1 1 3 0'
+            plan = "1 1 3 0"
             for _ in range(2):  # the first try counts little; a short call needs a longer second one
                 answers = self.ask(contestant, dtype, size, plan)
                 call_ns = max(median(answer.batches) for answer in answers)
@@ -263,12 +259,12 @@ def run(arguments, folder, description):
     cpus = usable[: arguments.ranks] if pinned else []
     contestants = contestants_of(arguments, folder, cpus)
     if not contestants:
-        raise Failure(f'nothing to measure is built in {arguments.build}; run bench/run.sh')
+        raise Failure(f"nothing to measure is built in {arguments.build}; run bench/run.sh")
     limits = None
-    binary = arguments.build / 'bench/all_reduce_limit'
+    binary = arguments.build / "bench/all_reduce_limit"
     if arguments.ranks == 2 and pinned and binary.exists():
-        where = ','.join(map(str, cpus))
-        limits = Contestant('limit', folder, lambda rank: [binary, f'{folder}/limit', where], 1)
+        where = ",".join(map(str, cpus))
+        limits = Contestant("limit", folder, lambda rank: [binary, f"{folder}/limit", where], 1)
     everyone = [*contestants.values(), *([limits] if limits else [])]
     rounds = []
     try:
@@ -276,8 +272,8 @@ def run(arguments, folder, description):
             contestant.start()
         for contestant in everyone:
             contestant.wait_until_ready()
-        description['contestants'] = {c.name: c.greeting for c in contestants.values()}
-        description['pinned'] = cpus
+        description["contestants"] = {c.name: c.greeting for c in contestants.values()}
+        description["pinned"] = cpus
         print(report.heading(description), flush=True)
 
         bench = Bench(arguments, limits, contestants)
@@ -301,7 +297,7 @@ def run(arguments, folder, description):
             counted = sum(result.counted for result in rounds if result.number == number)
             total = sum(result.number == number for result in rounds)
             print(
-                f'round {number}: {counted} of {total} counted; {len(todo)} sizes left',
+                f"round {number}: {counted} of {total} counted; {len(todo)} sizes left",
                 flush=True,
             )
         for contestant in everyone:
@@ -318,25 +314,25 @@ def main():
     arguments.output.mkdir(parents=True, exist_ok=True)
     cpus = machine.usable_cpus()
     description = machine.describe(ROOT, cpus)
-    description['command'] = shlex.join(['sh', 'bench/run.sh', *sys.argv[1:]])
-    description['ranks'] = arguments.ranks
-    description['mode'] = arguments.mode
-    description['placement'] = arguments.placement
-    description['load'] = [os.getloadavg()[0]]
-    with tempfile.TemporaryDirectory(prefix='rankfold-bench-') as folder:
+    description["command"] = shlex.join(["sh", "bench/run.sh", *sys.argv[1:]])
+    description["ranks"] = arguments.ranks
+    description["mode"] = arguments.mode
+    description["placement"] = arguments.placement
+    description["load"] = [os.getloadavg()[0]]
+    with tempfile.TemporaryDirectory(prefix="rankfold-bench-") as folder:
         try:
             rounds = run(arguments, folder, description)
         except Failure as failure:
-            sys.exit(f'bench: {failure}')
-    description['load'].append(os.getloadavg()[0])
+            sys.exit(f"bench: {failure}")
+    description["load"].append(os.getloadavg()[0])
     results = report.Results(rounds, description, arguments.rounds)
     print(results.text())
     for path in results.write(arguments.output):
-        print(f'written: {os.path.relpath(path)}')
+        print(f"written: {os.path.relpath(path)}")
     if arguments.update_docs:
-        results.update_page(ROOT / 'docs/performance.md')
-        print('written: docs/performance.md')
+        results.update_page(ROOT / "docs/performance.md")
+        print("written: docs/performance.md")
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     main()

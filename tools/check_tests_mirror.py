@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fails when a header has no unit test, or a unit test is not in the table of test/meson.build.
+"""Fails when a header has no unit test, or a test is not in its table in test/meson.build.
 
 The test of kernel/fold.hpp is test/unit/kernel/fold.cpp or test/unit/kernel_fold.cpp, or either name
 followed by _TOPIC; that of detail/futex.hpp may be test/unit/futex.cpp.
@@ -21,10 +21,22 @@ elsewhere = {  # header -> where it is tested instead
     "transport.hpp": "test/unit/transport",  # concepts: each transport asserts them
 }
 
-unit = root / "test" / "unit"
-tests = {str(path.relative_to(unit).with_suffix("")) for path in unit.rglob("*.cpp")}
 table = (root / "test" / "meson.build").read_text()
-listed = set(re.findall(r"'([\w/]+)'", re.search(r"unit_tests = \{(.*?)\n\}", table, re.DOTALL)[1]))
+tests = {str(path.relative_to(root / "test/unit").with_suffix(""))
+         for path in (root / "test/unit").rglob("*.cpp")}
+problems = []
+for name, pattern, end in [("unit", "**/*.cpp", r"\n\}"), ("conformance", "*.cpp", r"\]"),
+                           ("compile_fail", "*.cpp", r"\]"), ("model", "*.pml", r"\]"),
+                           ("torch", "test_*.py", r"\]")]:
+    folder = root / "test" / name
+    there = {str(path.relative_to(folder).with_suffix("")).removeprefix("test_")
+             for path in folder.glob(pattern)}
+    entries = re.search(rf"^{name}_tests = [\[{{](.*?){end}", table, re.DOTALL | re.MULTILINE)[1]
+    rows = set(re.findall(r"'([\w/]+)':", entries))
+    listed = set(re.findall(r"'([\w/]+)'", entries)) - rows
+    problems += [f"{name}_tests in test/meson.build lacks {test}" for test in there - listed]
+    problems += [f"{name}_tests in test/meson.build has {test}, which does not exist"
+                 for test in listed - there]
 
 
 def tested(name):
@@ -33,7 +45,6 @@ def tested(name):
     return any(test == n or test.startswith(n + "_") for test in tests for n in names)
 
 
-problems = [f"test/unit/{test}.cpp is not in unit_tests of test/meson.build" for test in tests - listed]
 problems += [f"include/rankfold/{name} has no test in test/unit" for name, layer in headers().items()
              if name not in elsewhere and not name.startswith("torch/") and not tested(name)]
 sys.exit(report(sorted(problems), f"{len(tests)} unit tests, each header has one"))

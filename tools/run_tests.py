@@ -33,7 +33,7 @@ plain = ["-Dbuildtype=custom", "-Doptimization=2", "-Ddebug=false", "-Dwerror=tr
 cpp_only = ["-Dtorch=disabled", "-Dmpi=disabled", "-Dexamples=disabled"]
 sanitized = [*cpp_only, "-Dbuildtype=custom", "-Ddebug=false", "-Db_lundef=false"]
 FOLDERS = {
-    "test": [*plain, f"-Dtorch_python={venv / 'bin' / 'python'}"],
+    "test": [*plain, "-Dexamples=enabled", f"-Dtorch_python={venv / 'bin' / 'python'}"],
     "test-native": [*plain, *cpp_only, "-Dcpp_args=-march=native"],
     "test-asan": [*sanitized, "-Doptimization=1", "-Db_sanitize=address,undefined",
                   "-Dcpp_args=-g1 -march=native"],
@@ -63,12 +63,14 @@ def say(text):
 
 def run(command, log, show=None, **variables):
     """Runs a command, its output into the log; lines that `show` likes are printed, too."""
+    shown = set()  # Meson says again at the end what has failed
     with subprocess.Popen(command, cwd=root, text=True, errors="replace", stdin=subprocess.DEVNULL,
                           env={**os.environ, **variables},
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
         for line in child.stdout:
             log.write(line)
-            if show and show(line):
+            if show and show(line) and line not in shown:
+                shown.add(line)
                 say(f"    {line.rstrip()}")
     log.flush()
     return child.returncode

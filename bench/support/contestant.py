@@ -16,8 +16,8 @@ class Answer:
     """What one rank measured: nanoseconds a call."""
 
     def __init__(self, text):
-        preemptions, rest = text.split(' b', 1)
-        batches, calls = rest.split(' c', 1)
+        preemptions, rest = text.split(" b", 1)
+        batches, calls = rest.split(" c", 1)
         self.preemptions = int(preemptions)
         self.batches = [float(value) for value in batches.split()]
         self.calls = [float(value) for value in calls.split()]
@@ -31,8 +31,8 @@ class Contestant:
         self.name = name
         self.ranks = ranks
         self.prefix = os.path.join(folder, name)
-        self.log = self.prefix + '.log'
-        self.greeting = ''
+        self.log = self.prefix + ".log"
+        self.greeting = ""
         self._command = command
         self._environment = environment or (lambda rank: {})
         self._launcher = launcher
@@ -43,15 +43,15 @@ class Contestant:
 
     def start(self):
         for rank in range(self.ranks):
-            for end in ('in', 'out'):
-                os.mkfifo(f'{self.prefix}.{rank}.{end}')
+            for end in ("in", "out"):
+                os.mkfifo(f"{self.prefix}.{rank}.{end}")
             # Reading and writing, so that neither end waits for the other to open.
-            self._requests.append(os.open(f'{self.prefix}.{rank}.in', os.O_RDWR | os.O_CLOEXEC))
+            self._requests.append(os.open(f"{self.prefix}.{rank}.in", os.O_RDWR | os.O_CLOEXEC))
             self._answers.append(
-                os.open(f'{self.prefix}.{rank}.out', os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.open(f"{self.prefix}.{rank}.out", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             )
-            self._pending.append(b'')
-        with open(self.log, 'wb') as log:
+            self._pending.append(b"")
+        with open(self.log, "wb") as log:
             for rank in [0] if self._launcher else range(self.ranks):
                 self._processes.append(
                     subprocess.Popen(
@@ -67,41 +67,41 @@ class Contestant:
     def wait_until_ready(self, seconds=120):
         for rank in range(self.ranks):
             words = self._read_line(rank, seconds)
-            if not words.startswith('ready'):
-                raise Failure(f'{self.name}: {words}')
-            self.greeting = words.removeprefix('ready').strip()
+            if not words.startswith("ready"):
+                raise Failure(f"{self.name}: {words}")
+            self.greeting = words.removeprefix("ready").strip()
 
     def measure(self, request, seconds=300):
         """Sends one request to all ranks; returns their answers."""
         for fd in self._requests:
-            os.write(fd, (request + '\n').encode())
+            os.write(fd, (request + "\n").encode())
         answers = []
         for rank in range(self.ranks):
             line = self._read_line(rank, seconds)
-            if not line.startswith('ok '):
-                raise Failure(f'{self.name}: {line}')
-            answers.append(Answer(line.removeprefix('ok ')))
+            if not line.startswith("ok "):
+                raise Failure(f"{self.name}: {line}")
+            answers.append(Answer(line.removeprefix("ok ")))
         return answers
 
     def _read_line(self, rank, seconds):
         until = time.monotonic() + seconds
-        while b'\n' not in self._pending[rank]:
+        while b"\n" not in self._pending[rank]:
             if select.select([self._answers[rank]], [], [], 0.2)[0]:
                 self._pending[rank] += os.read(self._answers[rank], 1 << 16)
             elif any(process.poll() is not None for process in self._processes):
-                raise Failure(f'{self.name} ended too early: {self._last_words()}')
+                raise Failure(f"{self.name} ended too early: {self._last_words()}")
             elif time.monotonic() > until:
-                raise Failure(f'{self.name} gave no answer in {seconds} s: {self._last_words()}')
-        line, self._pending[rank] = self._pending[rank].split(b'\n', 1)
+                raise Failure(f"{self.name} gave no answer in {seconds} s: {self._last_words()}")
+        line, self._pending[rank] = self._pending[rank].split(b"\n", 1)
         return line.decode()
 
     def _last_words(self):
-        with open(self.log, errors='replace') as log:
-            return log.read().strip()[-2000:] or 'it said nothing'
+        with open(self.log, errors="replace") as log:
+            return log.read().strip()[-2000:] or "it said nothing"
 
     def stop(self):
         for fd in self._requests:
-            os.write(fd, b'quit\n')
+            os.write(fd, b"quit\n")
         self._end(seconds=10)
         for fd in self._requests + self._answers:
             os.close(fd)

@@ -9,12 +9,12 @@ from rounds import median, percentile
 
 BARS_NEED = 7
 LABELS = {
-    'rankfold': 'rankfold',
-    'torch_op': 'rankfold, torch op',
-    'gloo': 'gloo (torch)',
-    'openmpi': 'Open MPI',
+    "rankfold": "rankfold",
+    "torch_op": "rankfold, torch op",
+    "gloo": "gloo (torch)",
+    "openmpi": "Open MPI",
 }
-MARKS = '<!-- bench: begin -->', '<!-- bench: end -->'
+MARKS = "<!-- bench: begin -->", "<!-- bench: end -->"
 
 
 def is_done(rounds, config, wanted):
@@ -27,51 +27,49 @@ def is_done(rounds, config, wanted):
 
 
 def bytes_text(size):
-    for unit, factor in (('Mi', 1 << 20), ('Ki', 1 << 10)):
+    for unit, factor in (("Mi", 1 << 20), ("Ki", 1 << 10)):
         if size >= factor and size % factor == 0:
-            return f'{size // factor} {unit}'
+            return f"{size // factor} {unit}"
     return str(size)
 
 
 def digits(value):
     """Three significant digits, no exponent."""
-    return f'{value:.0f}' if value >= 100 else f'{value:.1f}' if value >= 10 else f'{value:.2f}'
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def heading(description):
-    caches = ', '.join(f'{level} {size}' for level, size in description['caches'].items())
-    contestants = '; '.join(
-        f'{name}: {greeting}' for name, greeting in description['contestants'].items()
-    )
-    pinned = description['pinned']
+    caches = ", ".join(f"{level} {size}" for level, size in description["caches"].items())
+    contestants = "; ".join(f"{name}: {greeting}" for name, greeting in description["contestants"].items())
+    pinned = description["pinned"]
     lines = [
-        f'all_reduce, {description["ranks"]} ranks '
-        + (f'pinned to CPUs {pinned}' if pinned else 'not pinned'),
-        f'{description["mode"]} buffers, {description["placement"].replace("_", " ")}',
-        f'{description["date"]}, commit {description["commit"]}'
-        + (' with changes' if description['changed'] else ''),
-        f'{description["cpu"]} ({len(description["cpus"])} CPUs; {caches}); '
-        + ' '.join(description['instruction_sets']),
-        f'{description["system"]}, Linux {description["kernel"]}, {description["compiler"]}',
+        f"all_reduce, {description['ranks']} ranks "
+        + (f"pinned to CPUs {pinned}" if pinned else "not pinned"),
+        f"{description['mode']} buffers, {description['placement'].replace('_', ' ')}",
+        f"{description['date']}, commit {description['commit']}"
+        + (" with changes" if description["changed"] else ""),
+        f"{description['cpu']} ({len(description['cpus'])} CPUs; {caches}); "
+        + " ".join(description["instruction_sets"]),
+        f"{description['system']}, Linux {description['kernel']}, {description['compiler']}",
         contestants,
     ]
-    if description['load'][0] > 0.5:
+    if description["load"][0] > 0.5:
         lines.append(
-            f'warning: the load is {description["load"][0]:.1f}: others use these CPUs; a claim needs a'
-            ' quiet machine'
+            f"warning: the load is {description['load'][0]:.1f}: others use these CPUs; a claim needs a"
+            " quiet machine"
         )
-    return '\n'.join(lines)
+    return "\n".join(lines)
 
 
 def aligned(table, markdown):
     """Rows of strings, first the heading; numbers to the right."""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     if markdown:
-        rule = '|'.join('-' * (width + 1) + ':' for width in widths)
-        rows = ['| ' + ' | '.join(c.rjust(w) for c, w in zip(row, widths)) + ' |' for row in table]
-        return '\n'.join([rows[0], f'|{rule}|', *rows[1:]])
-    rows = ['  '.join(c.rjust(w) for c, w in zip(row, widths)) for row in table]
-    return '\n'.join([rows[0], '-' * len(rows[0]), *rows[1:]])
+        rule = "|".join("-" * (width + 1) + ":" for width in widths)
+        rows = ["| " + " | ".join(c.rjust(w) for c, w in zip(row, widths)) + " |" for row in table]
+        return "\n".join([rows[0], f"|{rule}|", *rows[1:]])
+    rows = ["  ".join(c.rjust(w) for c, w in zip(row, widths)) for row in table]
+    return "\n".join([rows[0], "-" * len(rows[0]), *rows[1:]])
 
 
 class Cell:
@@ -119,7 +117,7 @@ class Results:
                 key = result.place, result.dtype, result.size
                 cells.setdefault(key, []).append(result)
         self.cells = {key: Cell(value) for key, value in sorted(cells.items())}
-        self.places = [p for p in ('near', 'far', 'any') if any(key[0] == p for key in self.cells)]
+        self.places = [p for p in ("near", "far", "any") if any(key[0] == p for key in self.cells)]
 
     def sections(self):
         """(place, dtype, {size: cell}) of each table."""
@@ -133,57 +131,55 @@ class Results:
         names = [n for n in self.names if any(n in cell.names for cell in cells.values())]
         ratios = [
             (slow, fast)
-            for slow, fast in (('openmpi', 'rankfold'), ('gloo', 'torch_op'))
+            for slow, fast in (("openmpi", "rankfold"), ("gloo", "torch_op"))
             if slow in names and fast in names
         ]
-        ratios += [('rankfold', n) for n in names if n not in LABELS and 'rankfold' in names]
+        ratios += [("rankfold", n) for n in names if n not in LABELS and "rankfold" in names]
         limits = any(cell.rounds[0].limits for cell in cells.values())
-        head = ['bytes', *(LABELS.get(n, n) for n in names)]
-        head += [f'{LABELS.get(a, a)} / {LABELS.get(b, b)}' for a, b in ratios]
-        head += ['limit', 'rankfold / limit'] if limits else []
-        table = [[*head, 'rounds']]
+        head = ["bytes", *(LABELS.get(n, n) for n in names)]
+        head += [f"{LABELS.get(a, a)} / {LABELS.get(b, b)}" for a, b in ratios]
+        head += ["limit", "rankfold / limit"] if limits else []
+        table = [[*head, "rounds"]]
         for size, cell in cells.items():
             row = [bytes_text(size)]
-            row += [digits(cell.median_ns(n) / 1e3) if n in cell.names else '' for n in names]
+            row += [digits(cell.median_ns(n) / 1e3) if n in cell.names else "" for n in names]
             for slow, fast in ratios:
                 ratio = cell.ratio(slow, fast)
-                row.append('' if ratio is None else f'{digits(ratio)}×')
+                row.append("" if ratio is None else f"{digits(ratio)}×")
             if limits:
-                over = cell.over_limit('rankfold')
-                row.append(digits(cell.limit_ns() / 1e3) if cell.rounds[0].limits else '')
-                row.append('' if over is None else f'{digits(over)}×')
+                over = cell.over_limit("rankfold")
+                row.append(digits(cell.limit_ns() / 1e3) if cell.rounds[0].limits else "")
+                row.append("" if over is None else f"{digits(over)}×")
             table.append([*row, str(len(cell.rounds))])
         return table
 
     def tail_table(self, cells):
         names = [n for n in self.names if any(n in cell.names for cell in cells.values())]
-        table = [
-            ['bytes', *(f'{LABELS.get(n, n)} {what}' for n in names for what in ('p99', 'GB/s'))]
-        ]
+        table = [["bytes", *(f"{LABELS.get(n, n)} {what}" for n in names for what in ("p99", "GB/s"))]]
         for size, cell in cells.items():
             row = [bytes_text(size)]
             for n in names:
                 if n in cell.names:
                     row += [digits(cell.p99_ns(n) / 1e3), digits(size / cell.median_ns(n))]
                 else:
-                    row += ['', '']
+                    row += ["", ""]
             table.append(row)
         return table
 
     def title(self, place, dtype, cells):
         latencies = [r.latency_ns for c in cells.values() for r in c.rounds if r.latency_ns]
         if not latencies:
-            return f'{dtype}'
-        return f'{dtype}, CPUs {place} (one-way latency {digits(median(latencies) / 1e3)} µs)'
+            return f"{dtype}"
+        return f"{dtype}, CPUs {place} (one-way latency {digits(median(latencies) / 1e3)} µs)"
 
     def bars(self):
         """(text, verdict, details) of every bar that this run can say something about."""
-        if self.description['ranks'] != 2:
+        if self.description["ranks"] != 2:
             return
         wanted = [
-            ('faster than Open MPI at every size', 'openmpi', 'rankfold', 1.0, 0, None),
-            ('torch op ≥ 20× faster than gloo up to 64 KiB', 'gloo', 'torch_op', 20, 0, 64 << 10),
-            ('torch op ≥ 4× faster than gloo from 1 MiB', 'gloo', 'torch_op', 4, 1 << 20, None),
+            ("faster than Open MPI at every size", "openmpi", "rankfold", 1.0, 0, None),
+            ("torch op ≥ 20× faster than gloo up to 64 KiB", "gloo", "torch_op", 20, 0, 64 << 10),
+            ("torch op ≥ 4× faster than gloo from 1 MiB", "gloo", "torch_op", 4, 1 << 20, None),
         ]
         for text, slow, fast, bar, low, high in wanted:
             for place in self.places:
@@ -199,88 +195,82 @@ class Results:
                 counted = {k: v for k, v in ratios.items() if v[1] >= BARS_NEED}
                 missed = [k for k, (ratio, _) in ratios.items() if ratio < bar or ratio == 1]
                 worst = min(ratios, key=lambda key: ratios[key][0])
-                verdict = 'NOT MET' if missed else 'met'
+                verdict = "NOT MET" if missed else "met"
                 if len(counted) < len(ratios):
-                    verdict += f' (but only {len(counted)} of {len(ratios)} sizes have 7 rounds)'
-                details = (
-                    f'least {digits(ratios[worst][0])}× at {bytes_text(worst[1])} B {worst[0]}'
-                )
+                    verdict += f" (but only {len(counted)} of {len(ratios)} sizes have 7 rounds)"
+                details = f"least {digits(ratios[worst][0])}× at {bytes_text(worst[1])} B {worst[0]}"
                 if missed:
-                    details += '; missed at ' + ', '.join(
-                        f'{bytes_text(size)} B {dtype}' for dtype, size in missed
+                    details += "; missed at " + ", ".join(
+                        f"{bytes_text(size)} B {dtype}" for dtype, size in missed
                     )
-                yield f'{text}, {place}', verdict, details
+                yield f"{text}, {place}", verdict, details
 
     def text(self):
         parts = []
         for place, dtype, cells in self.sections():
-            parts.append(f'\n{self.title(place, dtype, cells)}: median, µs')
+            parts.append(f"\n{self.title(place, dtype, cells)}: median, µs")
             parts.append(aligned(self.latency_table(cells), markdown=False))
-            parts.append(f'\n{self.title(place, dtype, cells)}: p99, µs, and bandwidth')
+            parts.append(f"\n{self.title(place, dtype, cells)}: p99, µs, and bandwidth")
             parts.append(aligned(self.tail_table(cells), markdown=False))
-        parts.append('')
+        parts.append("")
         if not self.cells:
-            parts.append('no round counted: the latency between the CPUs never kept still')
+            parts.append("no round counted: the latency between the CPUs never kept still")
         for text, verdict, details in self.bars():
-            parts.append(f'{text}: {verdict}; {details}')
+            parts.append(f"{text}: {verdict}; {details}")
         parts.append(self.load_text())
-        return '\n'.join(parts)
+        return "\n".join(parts)
 
     def load_text(self):
-        preemptions = sum(
-            r.measured[n].preemptions for r in self.rounds for n in r.measured if n != 'gloo'
-        )
+        preemptions = sum(r.measured[n].preemptions for r in self.rounds for n in r.measured if n != "gloo")
         counted = sum(r.counted for r in self.rounds)
-        load = ' to '.join(f'{value:.1f}' for value in self.description['load'])
+        load = " to ".join(f"{value:.1f}" for value in self.description["load"])
         return (
-            f'{counted} of {len(self.rounds)} rounds counted; load {load}; '
-            f'{preemptions} preemptions while measuring'
+            f"{counted} of {len(self.rounds)} rounds counted; load {load}; "
+            f"{preemptions} preemptions while measuring"
         )
 
     def markdown(self):
         lines = heading(self.description).splitlines()
-        parts = ['\n'.join(f'- {line}' for line in [*lines, self.load_text()])]
-        parts.append(f'- command: `{self.description["command"]}`')
+        parts = ["\n".join(f"- {line}" for line in [*lines, self.load_text()])]
+        parts.append(f"- command: `{self.description['command']}`")
         bars = list(self.bars())
         if bars:
-            table = '\n'.join(f'| {" | ".join(bar)} |' for bar in bars)
-            parts.append('\n| bar | verdict | |\n|---|---|---|\n' + table)
+            table = "\n".join(f"| {' | '.join(bar)} |" for bar in bars)
+            parts.append("\n| bar | verdict | |\n|---|---|---|\n" + table)
         for place, dtype, cells in self.sections():
-            parts.append(f'\n### {self.title(place, dtype, cells)}')
-            parts.append('\nMedian, µs:\n')
+            parts.append(f"\n### {self.title(place, dtype, cells)}")
+            parts.append("\nMedian, µs:\n")
             parts.append(aligned(self.latency_table(cells), markdown=True))
-            parts.append('\np99 in µs, and bandwidth (bytes of the vector / median):\n')
+            parts.append("\np99 in µs, and bandwidth (bytes of the vector / median):\n")
             parts.append(aligned(self.tail_table(cells), markdown=True))
-        return '\n'.join(parts) + '\n'
+        return "\n".join(parts) + "\n"
 
     def write(self, folder):
         """<folder>/all_reduce.<mode>.{csv,json,md}; returns the paths."""
-        stem = folder / f'all_reduce.{self.description["ranks"]}.{self.description["mode"]}'
-        paths = [stem.with_name(stem.name + end) for end in ('.csv', '.json', '.md')]
-        with open(paths[0], 'w', newline='') as file:
+        stem = folder / f"all_reduce.{self.description['ranks']}.{self.description['mode']}"
+        paths = [stem.with_name(stem.name + end) for end in (".csv", ".json", ".md")]
+        with open(paths[0], "w", newline="") as file:
             rows = csv.writer(file)
-            rows.writerow(
-                'round counted place one_way_ns dtype bytes contestant median_ns p99_ns'.split()
-            )
+            rows.writerow("round counted place one_way_ns dtype bytes contestant median_ns p99_ns".split())
             for r in self.rounds:
-                common = [r.number, int(r.counted), r.place, f'{r.latency_ns or 0:.1f}']
+                common = [r.number, int(r.counted), r.place, f"{r.latency_ns or 0:.1f}"]
                 common += [r.dtype, r.size]
                 for name, measured in r.measured.items():
                     p99 = percentile(measured.calls, 0.99)
-                    rows.writerow([*common, name, f'{measured.median_ns:.1f}', f'{p99:.1f}'])
+                    rows.writerow([*common, name, f"{measured.median_ns:.1f}", f"{p99:.1f}"])
                 for kind, ns in r.limits.items():
-                    rows.writerow([*common, f'limit, {kind}', f'{ns:.1f}', ''])
-        paths[1].write_text(json.dumps(self.description) + '\n')
+                    rows.writerow([*common, f"limit, {kind}", f"{ns:.1f}", ""])
+        paths[1].write_text(json.dumps(self.description) + "\n")
         paths[2].write_text(self.markdown())
         return paths
 
     def update_page(self, page):
         begin, end = MARKS
         text = page.read_text()
-        section = f'{begin}\n{self.markdown()}{end}'
+        section = f"{begin}\n{self.markdown()}{end}"
         new, found = re.subn(
-            f'{re.escape(begin)}.*{re.escape(end)}', lambda _: section, text, flags=re.DOTALL
+            f"{re.escape(begin)}.*{re.escape(end)}", lambda _: section, text, flags=re.DOTALL
         )
         if found != 1:
-            raise ValueError(f'{page} has no section between {begin} and {end}')
+            raise ValueError(f"{page} has no section between {begin} and {end}")
         page.write_text(new)

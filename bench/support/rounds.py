@@ -20,7 +20,7 @@ class Measurement:
     call's time on the rank that came last."""
 
     def __init__(self, answers, mode):
-        if mode == 'paced':
+        if mode == "paced":
             calls = [min(times) for times in zip(*(answer.batches for answer in answers))]
             self.median_ns = median(calls)
             self.calls = calls
@@ -41,7 +41,7 @@ class Round:
         self.limits = {}
         self.latency_ns = None
         self.counted = False
-        self.place = 'any'
+        self.place = "any"
 
     def add(self, name, answers):
         self.measured[name] = Measurement(answers, self.mode)
@@ -53,7 +53,7 @@ class Round:
             return
         self.latency_ns = (before + after) / 2
         self.counted = max(before, after) <= agreement * min(before, after)
-        self.place = 'near' if self.latency_ns < NEAR_NS else 'far'
+        self.place = "near" if self.latency_ns < NEAR_NS else "far"
 
     def limit_ns(self):
         """The largest lower bound that holds at this size."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 now = time.perf_counter_ns
-DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def clock_overhead_ns():
@@ -44,8 +44,8 @@ class Request:
 
 def last_level_cache_bytes():
     try:
-        text = Path('/sys/devices/system/cpu/cpu0/cache/index3/size').read_text()
-        return int(text.strip().removesuffix('K')) << 10
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text()
+        return int(text.strip().removesuffix("K")) << 10
     except (OSError, ValueError):
         return 32 << 20
 
@@ -58,14 +58,11 @@ class Buffers:
 
     def tensors(self, asked):
         stride = (asked.bytes + 4095) // 4096 * 4096 + 64
-        turns = 2 * last_level_cache_bytes() // stride + 2 if asked.mode == 'cold' else 1
+        turns = 2 * last_level_cache_bytes() // stride + 2 if asked.mode == "cold" else 1
         if self.arena.numel() < stride * turns:
             self.arena = torch.zeros(stride * turns, dtype=torch.uint8)
         dtype = DTYPES[asked.dtype]
-        return [
-            self.arena[turn * stride : turn * stride + asked.bytes].view(dtype)
-            for turn in range(turns)
-        ]
+        return [self.arena[turn * stride : turn * stride + asked.bytes].view(dtype) for turn in range(turns)]
 
 
 class OtherWork:
@@ -103,7 +100,7 @@ class Measurer:
         expected = sum(self.values(rank, asked).float() for rank in range(self.size))
         if not torch.equal(found.float(), expected):
             raise RuntimeError(
-                f'wrong result on rank {self.rank}, {asked.count} {asked.dtype} {asked.placement}'
+                f"wrong result on rank {self.rank}, {asked.count} {asked.dtype} {asked.placement}"
             )
 
     def measure(self, asked, call):
@@ -115,7 +112,7 @@ class Measurer:
             self.verified.add(what)
         for tensor in tensors:
             tensor.fill_(1)
-        paced = asked.mode == 'paced'
+        paced = asked.mode == "paced"
         turn = 0
 
         if paced:
@@ -155,33 +152,32 @@ class Measurer:
 
 
 def pin(cpus, rank):
-    if cpus != 'any':
-        os.sched_setaffinity(0, [int(cpus.split(',')[rank])])
+    if cpus != "any":
+        os.sched_setaffinity(0, [int(cpus.split(",")[rank])])
 
 
 def serve(prefix, rank, size, greeting, call_for):
     """Answers requests until told to quit; call_for(placement) gives what Measurer.measure calls."""
     with (
-        open(f'{prefix}.{rank}.in') as requests,
-        open(f'{prefix}.{rank}.out', 'w') as answers,
+        open(f"{prefix}.{rank}.in") as requests,
+        open(f"{prefix}.{rank}.out", "w") as answers,
     ):
 
         def answer(text):
             print(text, file=answers, flush=True)
 
         measurer = Measurer(rank, size)
-        answer(f'ready {greeting}')
+        answer(f"ready {greeting}")
         for line in requests:
             what, *words = line.split()
-            if what == 'quit':
+            if what == "quit":
                 return
             try:
                 asked = Request.parse(words)
                 batches, calls, preemptions = measurer.measure(asked, call_for(asked.placement))
-                b = ' '.join(f'{value:.1f}' for value in batches)
-                c = ' '.join(f'{value:.1f}' for value in calls)
-                answer(f'ok {preemptions} b {b} c {c}')
+                b = " ".join(f"{value:.1f}" for value in batches)
+                c = " ".join(f"{value:.1f}" for value in calls)
+                answer(f"ok {preemptions} b {b} c {c}")
             except Exception as error:
-                answer(f'error {type(error).__name__}: {error}'.replace('\n', ' '))
+                answer(f"error {type(error).__name__}: {error}".replace("\n", " "))
                 raise
-

@@ -371,7 +371,7 @@ def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     add("--module", type=Path, required=True, help="the built torch extension")
-    add("--namespace", default="rankfold", help="its namespace under torch.ops")
+    add("--namespace", default="rankfold_example", help="its namespace under torch.ops")
     add("--sentences", type=Path, default=FOLDER / "sentences.txt", help="a file, one a line")
     add("--cache", type=Path, default=FOLDER.parents[1] / "build/inductor", help="for Inductor")
     add("--no-speed", dest="speed", action="store_false", help="embed and check only")

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sleeping and waking (include/rankfold/context.hpp: publish, sleep_until_arrived, mark): N ranks publish
-// step after step for ever and wait for all peers at each, asleep whenever they can be; a thread may
-// abort at any time. There are neither slices nor deadlines here: if a wake-up were missed, all would
-// stand still, which the checker reports as an invalid end state.
+// step after step for ever and wait for all peers at each, asleep whenever they can be. In some runs a
+// thread aborts, at any time, and ranks may stay away from the next call. There are neither slices nor
+// deadlines here: if a wake-up were missed, all would stand still, which the checker reports as an
+// invalid end state.
 //
 // Checked: nobody sleeps for ever; after an abort every rank ends, whether it slept, was about to, or
-// had just written over the mark.
+// had just written over the mark; no rank publishes after an abort without finding the mark.
 //
 // Steps count modulo 4 (steps.pml shows that what can meet differs by less); a word is 2 · step + mark.
 //
@@ -37,6 +38,7 @@
 byte word[2 * N];
 byte sleepers[N];  // of a rank: how many sleep on its lines
 byte asleep[N];    // of a rank: 1 + the line on which it sleeps in the kernel, or 0
+bool will_abort;   // chosen at the start
 bool recorded;     // the abort record
 bool aborted;      // the aborter has done all it does
 
@@ -116,6 +118,7 @@ inline publish() {
   atomic {
     now = word[LINE(me, step)];
     word[LINE(me, step)] = 2 * step;
+    assert(!aborted || MARK(now));
   }
 #endif
 #ifndef FAULT_MARK_LOST
@@ -138,7 +141,7 @@ inline publish() {
 inline wait_for(p) {
   do
   :: ARRIVED(p, step) -> break;
-  :: true ->  // not arrived yet when it looked, or did not look
+  :: else ->
 #ifdef FAULT_ANNOUNCE_LATE
      now = word[LINE(p, step)];
      sleepers[p]++;
@@ -159,10 +162,12 @@ inline wait_for(p) {
      :: else
 #endif
      fi;
-     now = 0;
+     atomic {
+       now = 0;
 #ifndef FAULT_NO_ANNOUNCE
-     sleepers[p]--;
+       sleepers[p]--;
 #endif
+     }
      if
      :: ARRIVED(p, step) -> break;
      :: else
@@ -178,6 +183,7 @@ proctype rank(byte me) {
   byte step, now, i, w;
   bool wakes;
   do
+  :: will_abort -> break;  // stays away
   :: step = NEXT(step);
      publish();
      i = 1;
@@ -187,24 +193,23 @@ proctype rank(byte me) {
      od;
      i = 0;
   od;
+  goto away;
 found_mark:
   assert(recorded);
   // The library marks the lines of all ranks here. For waking it is enough to give back the marks that
   // an own exchange has taken (further marks and wake-ups keep nobody asleep), line by line or at once;
   // abort.pml has the rest.
   atomic { mark(me); }
+away:
+  skip;
 }
 
-// abort() from a thread of its own, or never.
+// abort() from a thread of its own.
 proctype aborter() {
   byte r, w;
-  if
-  :: true
-  :: true ->
-     recorded = true;
-     mark_all();
-     aborted = true;
-  fi;
+  recorded = true;
+  mark_all();
+  aborted = true;
 }
 
 #ifdef FAULT_STORE_BUFFERED
@@ -228,7 +233,10 @@ init {
 #endif
     }
 #ifndef NO_ABORT
-    run aborter();
+    if
+    :: true
+    :: true -> will_abort = true; run aborter();
+    fi;
 #endif
   }
 }

@@ -77,8 +77,8 @@ TEST_CASE("a process that ends is seen to, whatever children it has", "[detail][
         ::usleep(5'000'000);  // outlives its parent, and holds what it holds
         ::_exit(0);
       }
-      voice.say(pipe ? "pipe" : "pidfd");
       voice.say(std::to_string(child));
+      voice.say(pipe ? "pipe" : "pidfd");
       ::pause();
     });
     const detail::file_descriptor watched(take(ends[0]));
@@ -89,7 +89,7 @@ TEST_CASE("a process that ends is seen to, whatever children it has", "[detail][
     ranks.kill(0, SIGKILL);
     CHECK(ends_within_a_second(watched.get()));
     REQUIRE(ranks.lines(0).size() == 2);
-    ::kill(std::stoi(ranks.lines(0)[1]), SIGKILL);
+    ::kill(std::stoi(ranks.lines(0)[0]), SIGKILL);
     CHECK(ranks.join()[0].signal == SIGKILL);
     ::close(ends[0]);
     ::close(ends[1]);

@@ -92,12 +92,13 @@ struct half_batch<Arch, bfloat16> {
   }
 };
 
-// The same pairs; the conversion itself with integers and one float addition each way, since no
-// subnormal float may appear (slow on some processors, flushed to zero in some environments).
+// The same pairs. The conversion itself takes neither subnormal floats nor gives any: they are slow
+// on some processors.
 template <class Arch>
 struct half_batch_portable {
   static constexpr bool in_pairs = true;
   using lanes = simd::batch<Arch, std::int32_t>;  // signed: comparisons cost less
+  using floats = simd::batch<Arch, float>;
 
   RANKFOLD_DETAIL_INLINE static float_pair<Arch> unpack(const simd::bytes<Arch>& x) noexcept {
     const lanes pairs = simd::cast<std::int32_t>(x);
@@ -117,34 +118,36 @@ struct half_batch_portable {
   RANKFOLD_DETAIL_INLINE static lanes all(std::uint32_t bits) noexcept {
     return lanes(static_cast<std::int32_t>(bits));
   }
-
-  // `m`: exponent and fraction, moved to where a float has them. `s`: the sign, and bits to ignore.
-  RANKFOLD_DETAIL_INLINE static simd::batch<Arch, float> widen(const lanes& m,
-                                                               const lanes& s) noexcept {
-    const lanes rebias = all(112U << 23);
-    const lanes normal = m + rebias;
-    // Infinities and NaNs: the exponent goes up once more, from 143 to 255.
-    const lanes large = xsimd::select(m > all((0x7C00U << 13) - 1), normal + rebias, normal);
-    // Subnormals and zero: with the hidden bit of 2^-14, minus 2^-14.
-    const lanes hidden = all(113U << 23);
-    const lanes subnormal = simd::cast<std::int32_t>(simd::cast<float>(m + hidden) -
-                                                  simd::cast<float>(hidden));
-    const lanes magnitude = xsimd::select(m > all((1U << 23) - 1), large, subnormal);
-    return simd::cast<float>(magnitude | (s & all(1U << 31)));
+  RANKFOLD_DETAIL_INLINE static floats as_float(const lanes& x) noexcept {
+    return simd::cast<float>(x);
   }
 
-  // The lower 15 bits of the result, in lanes of 32 bits.
+  // `m`: exponent and fraction, moved to where a float has them. `s`: the sign, and bits to ignore.
+  RANKFOLD_DETAIL_INLINE static floats widen(const lanes& m, const lanes& s) noexcept {
+    // The exponents 1 to 31 become 225 to 255: numbers 2^112 too large, infinities and NaNs.
+    const floats large = as_float(m + all(224U << 23)) * floats(0x1p-112F);
+    // Exponent 0: with the hidden bit of 2^-14, minus 2^-14.
+    const lanes hidden = all(113U << 23);
+    const floats small_ones = as_float(m + hidden) - as_float(hidden);
+    const lanes magnitude = xsimd::select(m > all((1U << 23) - 1), simd::cast<std::int32_t>(large),
+                                          simd::cast<std::int32_t>(small_ones));
+    return as_float(magnitude | (s & all(1U << 31)));
+  }
+
+  // The lower 15 bits of the result, in lanes of 32 bits. A number of exponent e, or −14 if that is
+  // larger, has to be a multiple of 2^(e−10). Four times the number is added to 2^(e+15), whose last
+  // bit is 2^(e−8): the addition rounds, and leaves the multiple in the lower bits of the sum and
+  // e + 142, which is e + 14 modulo 32, in its exponent. The hidden bit of the multiple adds the one
+  // that the exponent still lacks.
   RANKFOLD_DETAIL_INLINE static lanes narrow(const lanes& u) noexcept {
-    const lanes m = u & all(0x7FFF'FFFFU);
-    const lanes tie_to_even = ((m >> 13) & all(1)) + all(0x0FFFU - (112U << 23));
-    const lanes normal = (m + tie_to_even) >> 13;
-    // Below 2^-14: added to 0.5, whose last bit is 2^-24, a float is rounded as a subnormal.
-    const lanes half = all(0x3F00'0000U);
-    const lanes subnormal =
-        simd::cast<std::int32_t>(simd::cast<float>(m) + simd::cast<float>(half)) - half;
-    const lanes finite = xsimd::select(m > all((113U << 23) - 1), normal, subnormal);
-    const lanes special = xsimd::select(m > all(0x7F80'0000U), all(0x7E00U), all(0x7C00U));
-    return xsimd::select(m > all(0x4780'0000U - 1), special, finite);  // 65536 and above
+    const floats magnitude = as_float(u & all(0x7FFF'FFFFU));
+    // From 65536 on: infinity.
+    const floats fourfold = (magnitude * floats(0x1p+112F)) * floats(0x1p-110F);
+    const floats power = xsimd::max(as_float(u & all(0x7F80'0000U)), floats(0x1p-14F));
+    const floats bias = as_float(simd::cast<std::int32_t>(power) + all(15U << 23));
+    const lanes sum = simd::cast<std::int32_t>(bias + fourfold);
+    // Of a NaN, the quiet bit is kept; of a number, it is zero.
+    return ((sum >> 13) & all(0x7E00U)) + (sum & all(0x0FFFU));
   }
 };
 

@@ -21,6 +21,8 @@ RANKFOLD_BEGIN_NAMESPACE
 namespace detail {
 
 // ---- Policies: value load(bytes), value combine(value, value), bytes store(value) ----
+//
+// All of a policy's members are copied into registers once a call.
 
 template <class Arch, class U>
 struct sum_policy {
@@ -108,11 +110,35 @@ struct truth_xor_policy : truth_policy<Arch, std::uint8_t> {
   }
 };
 
-// float and double. `divisor` is the number of operands of an average, or 0.
+// What `avg` does to a sum; nothing if n is 0. A division by a power of two and the product with its
+// inverse round the same number, so that they have the same bits, and the product is faster.
+template <class T>
+struct average_step {
+  T divisor;
+  T factor;
+
+  static constexpr average_step of(int n) noexcept {
+    const bool is_power = n > 0 && (n & (n - 1)) == 0;
+    return {static_cast<T>(n), is_power ? T{1} / static_cast<T>(n) : T{0}};
+  }
+
+  template <class XsimdArch>
+  RANKFOLD_DETAIL_INLINE xsimd::batch<T, XsimdArch> operator()(
+      const xsimd::batch<T, XsimdArch>& x) const noexcept {
+    using value = xsimd::batch<T, XsimdArch>;
+    if (factor != 0) {
+      return x * value(factor);
+    }
+    return divisor != 0 ? x / value(divisor) : x;
+  }
+};
+
+// float and double. A policy with `settle` has NaNs that this makes canonical, before `store`;
+// `any_nan` tells whether one of four values needs it.
 template <class Arch, class Op, class T>
 struct float_policy {
   using value = simd::batch<Arch, T>;
-  T divisor;
+  average_step<T> finish;
   RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
     return simd::cast<T>(x);
   }
@@ -123,11 +149,18 @@ struct float_policy {
       return a * b;
     }
   }
+  RANKFOLD_DETAIL_INLINE bool any_nan(const value& a, const value& b, const value& c,
+                                      const value& d) const noexcept {
+    return simd::any_nan(a, b, c, d);
+  }
+  RANKFOLD_DETAIL_INLINE value settle(const value& x) const noexcept { return canonical_nan(x); }
+  RANKFOLD_DETAIL_INLINE value average(const value& x) const noexcept
+    requires std::is_same_v<Op, sum>
+  {
+    return finish(x);
+  }
   RANKFOLD_DETAIL_INLINE simd::bytes<Arch> store(const value& x) const noexcept {
-    if (std::is_same_v<Op, sum> && divisor != 0) {
-      return simd::cast<std::uint8_t>(canonical_nan(x / value(divisor)));
-    }
-    return simd::cast<std::uint8_t>(canonical_nan(x));
+    return simd::cast<std::uint8_t>(x);
   }
 };
 
@@ -142,8 +175,15 @@ struct float_order_policy {
   RANKFOLD_DETAIL_INLINE value combine(const value& a, const value& b) const noexcept {
     return simd::smaller(a, b);
   }
+  RANKFOLD_DETAIL_INLINE bool any_nan(const value& a, const value& b, const value& c,
+                                      const value& d) const noexcept {
+    return simd::any_nan(a, b, c, d);
+  }
+  RANKFOLD_DETAIL_INLINE value settle(const value& x) const noexcept {
+    return canonical_nan(x ^ value(flip)) ^ value(flip);
+  }
   RANKFOLD_DETAIL_INLINE simd::bytes<Arch> store(const value& x) const noexcept {
-    return simd::cast<std::uint8_t>(canonical_nan(x ^ value(flip)));
+    return simd::cast<std::uint8_t>(x ^ value(flip));
   }
 };
 
@@ -152,7 +192,7 @@ template <class Arch, class Op, class Half>
 struct half_policy {
   using value = float_pair<Arch>;
   using half = half_batch<Arch, Half>;
-  float divisor;
+  average_step<float> finish;
   RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
     return half::unpack(x);
   }
@@ -163,12 +203,21 @@ struct half_policy {
       return {a.first * b.first, a.second * b.second};
     }
   }
-  RANKFOLD_DETAIL_INLINE simd::bytes<Arch> store(value x) const noexcept {
-    if (std::is_same_v<Op, sum> && divisor != 0) {
-      const simd::batch<Arch, float> by(divisor);
-      x = {x.first / by, x.second / by};
-    }
-    return half::pack({canonical_nan(x.first), canonical_nan(x.second)});
+  RANKFOLD_DETAIL_INLINE bool any_nan(const value& a, const value& b, const value& c,
+                                      const value& d) const noexcept {
+    return simd::any_nan(a.first, b.first, c.first, d.first) ||
+           simd::any_nan(a.second, b.second, c.second, d.second);
+  }
+  RANKFOLD_DETAIL_INLINE value settle(const value& x) const noexcept {
+    return {canonical_nan(x.first), canonical_nan(x.second)};
+  }
+  RANKFOLD_DETAIL_INLINE value average(const value& x) const noexcept
+    requires std::is_same_v<Op, sum>
+  {
+    return {finish(x.first), finish(x.second)};
+  }
+  RANKFOLD_DETAIL_INLINE simd::bytes<Arch> store(const value& x) const noexcept {
+    return half::pack(x);
   }
 };
 
@@ -240,6 +289,48 @@ RANKFOLD_DETAIL_INLINE typename Policy::value fold_partial_at(const Policy& poli
   }
 }
 
+/// Stores the result of one register, or the start of it.
+template <class Arch, class Policy>
+RANKFOLD_DETAIL_INLINE simd::bytes<Arch> finish_one(const Policy& policy,
+                                                    typename Policy::value x) noexcept {
+  if constexpr (requires { policy.settle(x); }) {
+    x = policy.settle(x);
+  }
+  if constexpr (requires { policy.average(x); }) {
+    x = policy.average(x);
+  }
+  return policy.store(x);
+}
+
+/// Stores four registers; NaNs are rare enough to look for them in all at once.
+template <class Arch, class Policy>
+RANKFOLD_DETAIL_INLINE void store_four(const Policy& policy, std::byte* to,
+                                       typename Policy::value a, typename Policy::value b,
+                                       typename Policy::value c,
+                                       typename Policy::value d) noexcept {
+  constexpr std::size_t width = simd::width_bytes<Arch>;
+  if constexpr (requires { policy.settle(a); }) {
+    if (policy.any_nan(a, b, c, d)) [[unlikely]] {
+      a = policy.settle(a);
+      b = policy.settle(b);
+      c = policy.settle(c);
+      d = policy.settle(d);
+    }
+  }
+  if constexpr (requires { policy.average(a); }) {
+    if (policy.finish.divisor != 0) {
+      a = policy.average(a);
+      b = policy.average(b);
+      c = policy.average(c);
+      d = policy.average(d);
+    }
+  }
+  simd::store<Arch>(to, policy.store(a));
+  simd::store<Arch>(to + width, policy.store(b));
+  simd::store<Arch>(to + 2 * width, policy.store(c));
+  simd::store<Arch>(to + 3 * width, policy.store(d));
+}
+
 /// N inputs, N small: everything stays in registers.
 template <class Arch, int N, class Policy>
 [[gnu::noinline]] void fold_few(const Policy& shared_policy, const void* const* in, void* out,
@@ -253,69 +344,84 @@ template <class Arch, int N, class Policy>
   auto* const to = static_cast<std::byte*>(out);
   std::size_t i = 0;
   for (; size - i >= 4 * width; i += 4 * width) {
-    const auto a = fold_at<Arch, N>(policy, from, i);
-    const auto b = fold_at<Arch, N>(policy, from, i + width);
-    const auto c = fold_at<Arch, N>(policy, from, i + 2 * width);
-    const auto d = fold_at<Arch, N>(policy, from, i + 3 * width);
-    simd::store<Arch>(to + i, policy.store(a));
-    simd::store<Arch>(to + i + width, policy.store(b));
-    simd::store<Arch>(to + i + 2 * width, policy.store(c));
-    simd::store<Arch>(to + i + 3 * width, policy.store(d));
+    store_four<Arch>(policy, to + i, fold_at<Arch, N>(policy, from, i),
+                     fold_at<Arch, N>(policy, from, i + width),
+                     fold_at<Arch, N>(policy, from, i + 2 * width),
+                     fold_at<Arch, N>(policy, from, i + 3 * width));
   }
   for (; size - i >= width; i += width) {
-    simd::store<Arch>(to + i, policy.store(fold_at<Arch, N>(policy, from, i)));
+    simd::store<Arch>(to + i, finish_one<Arch>(policy, fold_at<Arch, N>(policy, from, i)));
   }
   if (i < size) {
     const auto last = fold_partial_at<Arch, N>(policy, from, i, size - i);
-    simd::store_partial<Arch>(to + i, policy.store(last), size - i);
+    simd::store_partial<Arch>(to + i, finish_one<Arch>(policy, last), size - i);
   }
 }
 
-/// Any number of inputs, by pairs: their sums go onto a stack, where trees of equal size are merged
+/// Calls f(0), …, f(N − 1), unrolled at every level of optimisation.
+template <int N, class F>
+RANKFOLD_DETAIL_INLINE void unroll(const F& f) noexcept {
+  f(0);
+  if constexpr (N == 4) {
+    f(1);
+    f(2);
+    f(3);
+  } else {
+    static_assert(N == 1);
+  }
+}
+
+/// Any number of inputs, by fours: their trees go onto a stack, where trees of equal size are merged
 /// as a binary counter carries; what is left at the end is merged from the right. That makes the
 /// canonical tree.
 ///
-/// `Lanes` registers are folded side by side; `load` gives register `lane` of input k.
-template <int Lanes, class Policy, class Load, class Store>
+/// `Lanes` registers are folded side by side, into `top`; `load` gives register `lane` of input k.
+template <int Lanes, class Policy, class Load>
 RANKFOLD_DETAIL_INLINE void fold_stack(const Policy& policy, int n, const Load& load,
-                                       const Store& store) noexcept {
-  using value = typename Policy::value;
-  value stack[32][Lanes];  // one for each bit of n
-  value top[Lanes];
+                                       typename Policy::value (&top)[Lanes]) noexcept {
+  typename Policy::value stack[32][Lanes];  // one for each bit of n
   int depth = 0;
+  const auto push = [&]() RANKFOLD_DETAIL_INLINE_LAMBDA {
+    unroll<Lanes>(
+        [&](int lane) RANKFOLD_DETAIL_INLINE_LAMBDA { stack[depth][lane] = top[lane]; });
+    ++depth;
+  };
   const auto merge = [&]() RANKFOLD_DETAIL_INLINE_LAMBDA {
     --depth;
-    for (int lane = 0; lane < Lanes; ++lane) {
+    unroll<Lanes>([&](int lane) RANKFOLD_DETAIL_INLINE_LAMBDA {
       top[lane] = policy.combine(stack[depth][lane], top[lane]);
-    }
+    });
   };
-  for (int k = 0;;) {
-    if (k + 1 == n) {
-      for (int lane = 0; lane < Lanes; ++lane) {
-        top[lane] = load(k, lane);
-      }
-      break;
+  const auto pair = [&](int k, int lane) RANKFOLD_DETAIL_INLINE_LAMBDA {
+    return policy.combine(load(k, lane), load(k + 1, lane));
+  };
+  int k = 0;
+  for (; n - k >= 4; k += 4) {
+    if (k != 0) {
+      push();
     }
-    for (int lane = 0; lane < Lanes; ++lane) {
-      top[lane] = policy.combine(load(k, lane), load(k + 1, lane));
-    }
-    for (int carry = k / 2; (carry & 1) != 0; carry >>= 1) {
+    unroll<Lanes>([&](int lane) RANKFOLD_DETAIL_INLINE_LAMBDA {
+      top[lane] = policy.combine(pair(k, lane), pair(k + 2, lane));
+    });
+    for (int carry = k / 4; (carry & 1) != 0; carry >>= 1) {
       merge();
     }
+  }
+  if ((n & 2) != 0) {
+    if (k != 0) {
+      push();
+    }
+    unroll<Lanes>([&](int lane) RANKFOLD_DETAIL_INLINE_LAMBDA { top[lane] = pair(k, lane); });
     k += 2;
-    if (k == n) {
-      break;
+  }
+  if ((n & 1) != 0) {
+    if (k != 0) {
+      push();
     }
-    for (int lane = 0; lane < Lanes; ++lane) {
-      stack[depth][lane] = top[lane];
-    }
-    ++depth;
+    unroll<Lanes>([&](int lane) RANKFOLD_DETAIL_INLINE_LAMBDA { top[lane] = load(k, lane); });
   }
   while (depth > 0) {
     merge();
-  }
-  for (int lane = 0; lane < Lanes; ++lane) {
-    store(lane, top[lane]);
   }
 }
 
@@ -324,37 +430,31 @@ template <class Arch, class Policy>
                                  void* out, std::size_t size) noexcept {
   using value = typename Policy::value;
   constexpr std::size_t width = simd::width_bytes<Arch>;
-  constexpr int lanes = 4;
   const Policy policy = shared_policy;
   auto* const to = static_cast<std::byte*>(out);
   std::size_t i = 0;
-  for (; size - i >= lanes * width; i += lanes * width) {
-    fold_stack<lanes>(
+  for (; size - i >= 4 * width; i += 4 * width) {
+    value top[4];
+    fold_stack<4>(
         policy, n,
         [&](int k, int lane) RANKFOLD_DETAIL_INLINE_LAMBDA {
           return policy.load(simd::load<Arch>(static_cast<const std::byte*>(in[k]) + i +
                                               static_cast<std::size_t>(lane) * width));
         },
-        [&](int lane, const value& x) RANKFOLD_DETAIL_INLINE_LAMBDA {
-          simd::store<Arch>(to + i + static_cast<std::size_t>(lane) * width, policy.store(x));
-        });
+        top);
+    store_four<Arch>(policy, to + i, top[0], top[1], top[2], top[3]);
   }
   while (i < size) {
     const std::size_t step = size - i < width ? size - i : width;
+    value top[1];
     fold_stack<1>(
         policy, n,
         [&](int k, int) RANKFOLD_DETAIL_INLINE_LAMBDA {
           const auto* const from = static_cast<const std::byte*>(in[k]) + i;
-          return policy.load(step == width ? simd::load<Arch>(from)
-                                           : simd::load_partial<Arch>(from, step));
+          return policy.load(load_up_to<Arch>(from, step));
         },
-        [&](int, const value& x) RANKFOLD_DETAIL_INLINE_LAMBDA {
-          if (step == width) {
-            simd::store<Arch>(to + i, policy.store(x));
-          } else {
-            simd::store_partial<Arch>(to + i, policy.store(x), step);
-          }
-        });
+        top);
+    store_up_to<Arch>(to + i, finish_one<Arch>(policy, top[0]), step);
     i += step;
   }
 }
@@ -385,14 +485,14 @@ RANKFOLD_DETAIL_INLINE auto fold_policy([[maybe_unused]] int n) noexcept {
       return float_order_policy<Arch, T>{is_max ? -T{0} : T{0}};
     } else {
       using step = std::conditional_t<is_avg, sum, Op>;
-      return float_policy<Arch, step, T>{is_avg ? static_cast<T>(n) : T{0}};
+      return float_policy<Arch, step, T>{average_step<T>::of(is_avg ? n : 0)};
     }
   } else if constexpr (is_floating_v<T>) {
     if constexpr (is_order) {
       return half_order_policy<Arch>::template of<T>(is_max);
     } else {
       using step = std::conditional_t<is_avg, sum, Op>;
-      return half_policy<Arch, step, T>{is_avg ? static_cast<float>(n) : 0.0F};
+      return half_policy<Arch, step, T>{average_step<float>::of(is_avg ? n : 0)};
     }
   } else if constexpr (std::is_same_v<T, bool> || std::is_same_v<Op, logical_and> ||
                        std::is_same_v<Op, logical_or>) {

@@ -154,6 +154,7 @@ void multiply();
 void smaller();
 void interleave();
 void deinterleave();
+void any_nan();
 
 #if defined(__SSE2__) && defined(__x86_64__)
 
@@ -232,6 +233,14 @@ RANKFOLD_DETAIL_INLINE __m128d smaller(tag<double>, __m128d a, __m128d b) noexce
   return _mm_or_pd(_mm_min_pd(a, b), _mm_min_pd(b, a));
 }
 
+// A comparison looks at two registers at once.
+RANKFOLD_DETAIL_INLINE bool any_nan(__m128 a, __m128 b, __m128 c, __m128 d) noexcept {
+  return _mm_movemask_ps(_mm_or_ps(_mm_cmpunord_ps(a, b), _mm_cmpunord_ps(c, d))) != 0;
+}
+RANKFOLD_DETAIL_INLINE bool any_nan(__m128d a, __m128d b, __m128d c, __m128d d) noexcept {
+  return _mm_movemask_pd(_mm_or_pd(_mm_cmpunord_pd(a, b), _mm_cmpunord_pd(c, d))) != 0;
+}
+
 // From even and odd lanes to the lower and the upper half of the lanes in order, and back.
 RANKFOLD_DETAIL_INLINE void interleave(__m128& a, __m128& b) noexcept {
   const __m128 even = a;
@@ -280,6 +289,15 @@ RANKFOLD_DETAIL_INLINE __m256 smaller(tag<float>, __m256 a, __m256 b) noexcept {
 }
 RANKFOLD_DETAIL_INLINE __m256d smaller(tag<double>, __m256d a, __m256d b) noexcept {
   return _mm256_or_pd(_mm256_min_pd(a, b), _mm256_min_pd(b, a));
+}
+
+RANKFOLD_DETAIL_INLINE bool any_nan(__m256 a, __m256 b, __m256 c, __m256 d) noexcept {
+  return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q),
+                                         _mm256_cmp_ps(c, d, _CMP_UNORD_Q))) != 0;
+}
+RANKFOLD_DETAIL_INLINE bool any_nan(__m256d a, __m256d b, __m256d c, __m256d d) noexcept {
+  return _mm256_movemask_pd(_mm256_or_pd(_mm256_cmp_pd(a, b, _CMP_UNORD_Q),
+                                         _mm256_cmp_pd(c, d, _CMP_UNORD_Q))) != 0;
 }
 
 RANKFOLD_DETAIL_INLINE void interleave(__m256& a, __m256& b) noexcept {
@@ -344,6 +362,13 @@ RANKFOLD_DETAIL_INLINE __m512 smaller(tag<float>, __m512 a, __m512 b) noexcept {
 RANKFOLD_DETAIL_INLINE __m512d smaller(tag<double>, __m512d a, __m512d b) noexcept {
   return _mm512_castsi512_pd(_mm512_or_si512(_mm512_castpd_si512(_mm512_min_pd(a, b)),
                                              _mm512_castpd_si512(_mm512_min_pd(b, a))));
+}
+
+RANKFOLD_DETAIL_INLINE bool any_nan(__m512 a, __m512 b, __m512 c, __m512 d) noexcept {
+  return (_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(c, d, _CMP_UNORD_Q)) != 0;
+}
+RANKFOLD_DETAIL_INLINE bool any_nan(__m512d a, __m512d b, __m512d c, __m512d d) noexcept {
+  return (_mm512_cmp_pd_mask(a, b, _CMP_UNORD_Q) | _mm512_cmp_pd_mask(c, d, _CMP_UNORD_Q)) != 0;
 }
 
 RANKFOLD_DETAIL_INLINE void interleave(__m512& a, __m512& b) noexcept {
@@ -473,6 +498,18 @@ RANKFOLD_DETAIL_INLINE xsimd::batch<T, XsimdArch> smaller(
     return xsimd::select(a < b, a, b) | xsimd::select(b < a, b, a);
   } else {
     return xsimd::min(a, b);
+  }
+}
+
+template <class T, class XsimdArch>
+RANKFOLD_DETAIL_INLINE bool any_nan(const xsimd::batch<T, XsimdArch>& a,
+                                    const xsimd::batch<T, XsimdArch>& b,
+                                    const xsimd::batch<T, XsimdArch>& c,
+                                    const xsimd::batch<T, XsimdArch>& d) noexcept {
+  if constexpr (requires { detail::any_nan(a.data, b.data, c.data, d.data); }) {
+    return detail::any_nan(a.data, b.data, c.data, d.data);
+  } else {
+    return !xsimd::all((a == a) & (b == b) & (c == c) & (d == d));
   }
 }
 

@@ -36,13 +36,14 @@ template <class Library, class Overload, class... Order>
 struct all_reduce_ops {
   using functional_signature = at::Tensor(const at::Tensor&, Order..., std::string_view, std::string_view,
                                           std::int64_t);
-  using core_signature = void(at::Tensor&, Order..., std::string_view, std::string_view, std::int64_t);
+  using nothing = typename Overload::nothing;
+  using core_signature = nothing(at::Tensor&, Order..., std::string_view, std::string_view, std::int64_t);
 
   static void define(::torch::Library& m) {
     const std::string rest = std::string(Overload::order_argument('b')) +
                              R"(str op="sum", str group="", int tag=0) -> )";
     define_op<Overload>(m, "all_reduce", "(Tensor x, " + rest + "Tensor");
-    define_op<Overload>(m, "_all_reduce_", "(Tensor(a!) x, " + rest + "()");
+    define_op<Overload>(m, "_all_reduce_", "(Tensor(a!) x, " + rest + Overload::nothing_schema);
     define_op<Overload>(m, "all_reduce_", "(Tensor(a!) x, " + rest + "Tensor(a!)");
 
     const std::string functional = overload_name<Overload>("all_reduce");
@@ -103,11 +104,12 @@ struct all_reduce_ops {
     return out_of_place(x, call(functional_name, x, op, group_name, tag, order...));
   }
 
-  static void core_cpu(at::Tensor& x, Order... order, std::string_view op, std::string_view group_name,
+  static nothing core_cpu(at::Tensor& x, Order... order, std::string_view op, std::string_view group_name,
                        std::int64_t tag) {
     const call reduce(in_place_name, x, op, group_name, tag, order...);
     check_writable(x, [&] { return reduce.self.where(in_place_name); });
     in_place(x, reduce);
+    return nothing();
   }
 
   static at::Tensor functional_meta(const at::Tensor& x, Order..., std::string_view op, std::string_view,
@@ -118,10 +120,11 @@ struct all_reduce_ops {
     return at::empty_symint(x.sym_sizes(), x.options());
   }
 
-  static void core_meta(at::Tensor& x, Order..., std::string_view op, std::string_view, std::int64_t) {
+  static nothing core_meta(at::Tensor& x, Order..., std::string_view op, std::string_view, std::int64_t) {
     Overload::check_traceable(Library::name, in_place_name);
     check_elements(x, parse_reduction(op, [] { return std::string(Library::name) + "::all_reduce_"; }),
                    [] { return std::string(Library::name) + "::all_reduce_"; });
+    return nothing();
   }
 
   static at::Tensor& composite(at::Tensor& x, Order... order, std::string_view op,
@@ -180,7 +183,7 @@ struct all_reduce_ops {
     return all_reduce_function::apply(x, order..., op, group_name, tag);
   }
 
-  static void core_autograd(c10::DispatchKeySet keys, at::Tensor& x, Order... order, std::string_view op,
+  static nothing core_autograd(c10::DispatchKeySet keys, at::Tensor& x, Order... order, std::string_view op,
                             std::string_view group_name, std::int64_t tag) {
     TORCH_CHECK(!((x.requires_grad() && at::GradMode::is_enabled()) || x._fw_grad(0).defined()), Library::name,
                 "::all_reduce_: x requires grad, which is not supported in place, expected all_reduce(x, …), ",
@@ -188,6 +191,7 @@ struct all_reduce_ops {
     core_op().redispatch(keys & c10::after_autograd_keyset, x, order..., op, group_name, tag);
     // So that autograd notices when a tensor that it has saved has changed.
     x.unsafeGetTensorImpl()->bump_version();
+    return nothing();
   }
 };
 

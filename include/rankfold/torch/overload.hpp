@@ -8,6 +8,7 @@
 // right, or is an error where the user asked for one graph.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,8 @@ namespace torch_ops {
 /// `op(x, order, …)`: the default.
 struct ordered {
   static constexpr const char* name = "";
+  using nothing = void;
+  static constexpr const char* nothing_schema = "()";
   static std::string order_argument(char alias) { return std::string("Tensor(") + alias + "!) order, "; }
   static void check_traceable(std::string_view, std::string_view) {}
 };
@@ -33,6 +36,10 @@ struct ordered {
 /// `op(x, …)`: the program's own order, in eager code.
 struct eager {
   static constexpr const char* name = "eager";
+  // What an op returns that returns nothing: tracers do not ask an op that writes to an argument and
+  // returns () whether it can be traced.
+  using nothing = std::int64_t;
+  static constexpr const char* nothing_schema = "int";
   static std::string order_argument(char) { return ""; }
   [[noreturn]] static void check_traceable(std::string_view library, std::string_view op) {
     // NotImplementedError is what torch.compile takes as a reason to break the graph.
@@ -47,6 +54,8 @@ struct eager {
 /// `op.unordered(x, …)`: traceable, for graphs whose collectives each need the result of the one before.
 struct unordered {
   static constexpr const char* name = "unordered";
+  using nothing = void;
+  static constexpr const char* nothing_schema = "()";
   static std::string order_argument(char) { return ""; }
   static void check_traceable(std::string_view, std::string_view) {}
 };

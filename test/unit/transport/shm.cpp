@@ -17,6 +17,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -589,6 +590,54 @@ TEST_CASE("shm: from_environment meets as the launcher says, each communicator b
     INFO(outcome.error << " " << outcome.text);
     CHECK(outcome.text == "123123123");
   }
+}
+
+TEST_CASE("shm: labels tell communicators apart that threads make in no fixed order",
+          "[transport][shm]") {
+  const std::string port = std::to_string(1024 + ::getpid() % 60000);
+  const auto outcomes = fork_ranks(2, [&](int rank, const rank_voice&) -> std::string {
+    ::setenv("RANK", std::to_string(rank).c_str(), 1);
+    ::setenv("WORLD_SIZE", "2", 1);
+    ::setenv("MASTER_ADDR", "rankfold-labels", 1);
+    ::setenv("MASTER_PORT", port.c_str(), 1);
+    std::string found[2];
+    const auto make = [&](int which) {
+      shm_options options = small();
+      options.label = which == 0 ? "first" : "second";
+      const shm_transport transport = shm_transport::from_environment(options);
+      transport.segment(rank)[24576] = static_cast<std::byte>('0' + which);
+      rendezvous_in_memory(transport, 0);
+      found[which] = static_cast<char>(transport.segment(1 - rank)[24576]);
+      rendezvous_in_memory(transport, 1);
+    };
+    {
+      // Rank 0 begins with the first, rank 1 with the second.
+      const std::jthread one([&] { make(rank); });
+      ::usleep(100'000);
+      const std::jthread two([&] { make(1 - rank); });
+    }
+    return found[0] + found[1];
+  });
+  for (const rank_outcome& outcome : outcomes) {
+    INFO(outcome.error << " " << outcome.text);
+    CHECK(outcome.text == "01");
+  }
+}
+
+TEST_CASE("shm: the number of a communicator is part of its key", "[transport][shm]") {
+  const auto outcomes = fork_ranks(1, [&](int, const rank_voice&) {
+    ::setenv("RANK", "0", 1);
+    ::setenv("WORLD_SIZE", "1", 1);
+    ::setenv("MASTER_ADDR", "nobody", 1);
+    ::setenv("MASTER_PORT", "1", 1);
+    shm_transport::from_environment(small());
+    shm_transport::from_environment(small());
+    ::setenv("RANK", "1", 1);
+    ::setenv("WORLD_SIZE", "2", 1);
+    shm_transport::from_environment(small(100ms));
+  });
+  INFO(outcomes[0].text);
+  CHECK(contains(outcomes[0].text, "communicator=2\")"));
 }
 
 TEST_CASE("shm: from_environment can be tried again, by some ranks more often than by others",

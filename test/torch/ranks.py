@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs functions of test modules on ranks that are processes.
+
+    with Ranks(2, extension) as ranks:
+        first, second = ranks(function, argument)      # function(here, argument) on each of them
+
+`here` (see Here) has the rank, the size and the ops. Each call has a deadline, after which the processes
+are killed; so a collective that hangs is a failed test. This file is also the program of a rank.
+"""
+
+import ctypes
+import importlib
+import multiprocessing.connection
+import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import uuid
+
+NAMESPACE = "rankfold_example"  # of examples/torch_extension.cpp
+
+
+class RanksFailed(AssertionError):
+    pass
+
+
+def send(pipe, value):
+    pipe.send_bytes(pickle.dumps(value))  # pipe.send would share tensors' memory instead
+
+
+def receive(pipe):
+    return pickle.loads(pipe.recv_bytes())
+
+
+class Here:
+    """What a function on a rank is given."""
+
+    def __init__(self, rank, size, ops):
+        self.rank, self.size, self.ops = rank, size, ops
+
+    @property
+    def order(self):
+        return self.ops.order()
+
+
+class Ranks:
+    def __init__(self, size, extension, init=True, **environment):
+        self.size, self.extension, self.init, self.environment = size, extension, init, environment
+        self.processes, self.pipes = [], []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
+    def start(self):
+        run = uuid.uuid4().hex  # so that runs on this host never meet
+        for rank in range(self.size):
+            pipe, theirs = multiprocessing.connection.Pipe()
+            environment = {
+                **os.environ,
+                "RANK": str(rank), "WORLD_SIZE": str(self.size), "TORCHELASTIC_RUN_ID": run,
+                "RANKFOLD_TIMEOUT": "60",
+                "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1",
+                "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+                **self.environment,
+            }
+            self.processes.append(subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), self.extension, str(int(self.init))],
+                env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL))
+            theirs.close()
+            self.pipes.append(pipe)
+
+    def end(self):
+        for pipe in self.pipes:
+            pipe.close()  # a rank that is idle ends at this
+        deadline = time.monotonic() + 10
+        for process in self.processes:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.processes, self.pipes = [], []
+
+    def kill(self, how=signal.SIGKILL):
+        for process in self.processes:
+            process.send_signal(how)
+
+    def send(self, function, *arguments, only=None, **options):
+        """Starts a call on all ranks, or on `only` those."""
+        if not self.processes:
+            self.start()
+        for rank in range(self.size) if only is None else only:
+            send(self.pipes[rank], (function.__module__, function.__qualname__, arguments, options))
+
+    def receive(self, seconds=120, only=None):
+        """Their results, in rank order; RanksFailed with all tracebacks if one raised or is late."""
+        asked = list(range(self.size) if only is None else only)
+        deadline = time.monotonic() + seconds
+        answers, problems = {}, []
+        for rank in asked:
+            try:
+                # Once one has failed, the others are not waited for as long.
+                limit = deadline if not problems else min(deadline, time.monotonic() + 5)
+                if not self.pipes[rank].poll(max(0, limit - time.monotonic())):
+                    problems.append(f"rank {rank}: no answer within {seconds} s")
+                    continue
+                good, answers[rank] = receive(self.pipes[rank])
+                if not good:
+                    problems.append(f"rank {rank}: {answers[rank]}")
+            except (EOFError, ConnectionError):
+                problems.append(f"rank {rank}: ended with {self.processes[rank].wait()}")
+        if problems:
+            self.kill()
+            self.end()
+            raise RanksFailed("\n".join(problems))
+        return [answers[rank] for rank in asked]
+
+    def __call__(self, function, *arguments, seconds=120, **options):
+        self.send(function, *arguments, **options)
+        return self.receive(seconds)
+
+
+def serve(descriptor, extension, init):
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: not to outlive the tests
+    pipe = multiprocessing.connection.Connection(descriptor)
+    here = None
+    while True:
+        try:
+            module, name, arguments, options = receive(pipe)
+        except EOFError:
+            return
+        try:
+            if here is None:
+                import torch
+
+                torch.set_num_threads(1)
+                torch.ops.load_library(extension)
+                ops = getattr(torch.ops, NAMESPACE)
+                if init:
+                    ops.init()
+                here = Here(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), ops)
+            function = importlib.import_module(module)
+            for part in name.split("."):
+                function = getattr(function, part)
+            answer = (True, function(here, *arguments, **options))
+        except BaseException:
+            answer = (False, traceback.format_exc())
+        send(pipe, answer)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(pathlib.Path(__file__).parent))
+    sys.modules["ranks"] = sys.modules["__main__"]
+    serve(int(sys.argv[1]), sys.argv[2], sys.argv[3] == "1")
