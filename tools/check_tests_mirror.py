@@ -15,7 +15,7 @@ elsewhere = {  # header -> where it is tested instead
     "rankfold.hpp": "test/headers",  # an umbrella
     "torch.hpp": "test/torch",  # an umbrella
     "detail/config.hpp": "test/headers",  # macros only
-    "detail/inline.hpp": "test/headers",  # macros only
+    "detail/attributes.hpp": "test/headers",  # macros only
     "detail/rendezvous_message.hpp": "test/unit/bootstrap",  # what unix_socket sends
     "testing/conformance.hpp": "test/conformance",
     "transport.hpp": "test/unit/transport",  # concepts: each transport asserts them

@@ -148,8 +148,8 @@ def run_suite(name):
             return []
         # One torch source at a time: each takes a gigabyte.
         broken = compile_tests(folder, tests, 1 if name == "torch" else cpus, log)
-        not_built = [Result("failed", f"{name}: {test['name']} does not compile", errors_in(log.name))
-                     for test in broken]
+        not_built = [Result("failed", f"{name}: {test['name']} does not compile") for test in broken]
+        not_built[:1] = [result._replace(detail=errors_in(log.name)) for result in not_built[:1]]
         tests = [test for test in tests if test not in broken]
         if not tests:
             return not_built

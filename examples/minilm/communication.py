@@ -26,7 +26,7 @@ class Gloo:
         return x
 
 
-def all_reduce_over(kind, module=None, namespace=None, timeout=60.0):
+def all_reduce_over(kind, module=None, namespace=None, timeout=600.0):
     """What sums a tensor over the ranks for the model, in place, traceable by torch.compile.
 
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment say who this process is.

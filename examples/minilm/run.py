@@ -32,6 +32,7 @@ VARIANTS = {
 }
 SIZES = (1, 16)
 SPEED_UP, OF_CEILING = 1.5, 0.85  # the bars at batch 16: one of them is to be reached
+PATIENCE = 10  # seconds until it says what it waits for
 begin = time.monotonic()
 
 
@@ -80,23 +81,27 @@ class Processes:
         """Sends the same command to these workers and returns their answers by name."""
         for name in names:
             self.send(name, (command, arguments, options))
-        return self.collect(names, f"at {command.replace('_', ' ')}")
+        return self.collect(names, command.replace("_", " "))
 
-    def collect(self, names, when):
+    def collect(self, names, what):
+        """The answers of these workers by name; Failed, with all that is known, if one fails."""
         waiting = {self.pipes[name]: name for name in names}
         answers, failures, until = {}, [], None
         while waiting:
-            ready = wait(list(waiting), until and max(0, until - time.monotonic()))
-            if not ready:
+            left = PATIENCE if until is None else max(0, until - time.monotonic())
+            ready = wait(list(waiting), left)
+            if not ready and until:
                 break
+            if not ready:
+                progress(f"  {what}: at work are {', '.join(sorted(waiting.values()))}")
             for pipe in ready:
                 name = waiting.pop(pipe)
                 try:
                     done, answers[name] = pipe.recv()
                     if not done:
-                        failures.append(f"{name} failed {when}:\n{answers[name]}")
+                        failures.append(f"{name} failed ({what}):\n{answers[name]}")
                 except (EOFError, OSError):
-                    failures.append(f"{name} died {when}: {self.how_it_ended(name)}")
+                    failures.append(f"{name} died ({what}): {self.how_it_ended(name)}")
             if failures and until is None:
                 until = time.monotonic() + 3  # the others may know more
         if failures:
@@ -185,7 +190,7 @@ def start_workers(processes, options, sentences, cpus):
             "RANK": str(role["rank"]),
         }
         processes.start(name, common | role, environment)
-    processes.collect(roles, "at the start")
+    processes.collect(roles, "start")
 
 
 # --- the job ---
@@ -193,7 +198,7 @@ def start_workers(processes, options, sentences, cpus):
 
 def run_job(processes, sentences):
     """Embeds the sentences on two ranks and checks what comes out."""
-    progress("torch.compile traces and compiles the model on both ranks; takes a while")
+    progress("compiles the tensor-parallel model on both ranks (torch.compile takes its time)")
     answers = processes.ask(RANKS, "main_job")
     first = answers[RANKS[0]]
     progress(f"embedded {len(sentences)} sentences")
@@ -299,10 +304,9 @@ def ratio(rates, a, b, size):
 
 
 def run_speed(processes, options, machine, cpus):
-    progress("compiles the models to compare with: one process, and gloo; takes a while")
-    for name in RANKS + (BOTH,):
-        processes.send(name, ("prepare", ("whole",), {}))
-    processes.collect(RANKS + (BOTH,), "at prepare")
+    progress("compiles the same model for one process")
+    processes.ask(RANKS + (BOTH,), "prepare", "whole")
+    progress("compiles it for gloo, and for batches of 1 over rankfold")
     for variant in ("gloo", "rankfold"):
         processes.ask(RANKS, "prepare", variant)
     progress("measures; while one variant runs, the processes of the others sleep")

@@ -39,7 +39,7 @@ struct communicator_options {
   tuning tune = {};
   /// Called about ten times a second while a call sleeps; what it throws ends the call.
   std::function<void()> interrupt = {};
-  /// How long a rank stays awake before it sleeps, where every rank has a CPU of its own: a tenth of it
+  /// How long a rank stays awake before it sleeps, where every rank has a CPU of its own: a 32nd of it
   /// spinning, the rest offering the CPU to others. 0: sleep at once.
   std::chrono::microseconds spin{200};
 };

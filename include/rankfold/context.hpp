@@ -92,7 +92,7 @@ inline std::string seconds_text(std::chrono::nanoseconds time) {
 struct wait_options {
   /// A call that has not completed after this time throws timeout_error.
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};
-  /// How long a rank stays awake before it sleeps, where every rank has a CPU of its own: a tenth of it
+  /// How long a rank stays awake before it sleeps, where every rank has a CPU of its own: a 32nd of it
   /// spinning, the rest offering the CPU to others.
   std::chrono::nanoseconds spin{std::chrono::microseconds(200)};
   /// Called about ten times a second while a call sleeps; what it throws ends the call and aborts the
@@ -361,7 +361,7 @@ class context {
     if (begin >= deadline_) timed_out(r, s, for_all);
     if (may_spin_) {
       // First for this core alone; then the peer, or what keeps it from arriving, may need the CPU.
-      while (!marked(r, s) && clock::now() - begin < waiting_.spin / 10) {
+      while (!marked(r, s) && clock::now() - begin < waiting_.spin / 32) {
         for (int i = 0; i < 64; ++i) {
           if (arrived(r, s)) return;
           detail::spin_pause();

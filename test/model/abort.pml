@@ -57,62 +57,87 @@ bool dead[N];
 bool left[N];
 bool may_throw[N];
 bool may_leave[N];
+bool may_die[N];
 
 // For the assertions.
 byte first;     // whoever claimed the record
 bool happened;  // something went wrong
 bool over;      // a call has thrown, or an abort() has returned
+#define WRITER_DEAD (first != 0 && dead[(first - 1) % N])
 
-inline mark_line(l) {
-#ifdef FAULT_MARK_BY_STORE
-  old = word[l];
-  atomic {
-    assert(STEP(word[l]) == STEP(old));
-    word[l] = old | 1;
-    old = 0;
-  }
+// What others can see of a rank is what it writes: it dies before a write or after all of them. All
+// threads of a process die together.
+#define UNLESS_DEAD                              \
+  if                                             \
+  :: !dead[me]                                   \
+  :: dead[me] -> goto dies                       \
+  :: !dead[me] && may_die[me] ->                 \
+     dead[me] = true;                            \
+     happened = true;                            \
+     goto dies                                   \
+  fi
+
+// Marks every line. One that is marked is passed over at once: to mark it again changes nothing.
+// COARSE: both lines of a rank at a time, to save states with three ranks.
+#ifdef COARSE
+#define LINES 2
 #else
-  word[l] = word[l] | 1;
+#define LINES 1
 #endif
-}
 
 inline mark_all() {
 #ifndef FAULT_NO_MARK
   do
-  :: m < 2 * N ->
+  :: atomic {
+       m < 2 * N -> UNLESS_DEAD;
 #ifdef FAULT_MARK_ONE_LINE
-     if
-     :: (m & 1) == 0 -> mark_line(m);
-     :: else
-     fi;
+       if
+       :: (m & 1) == 0 -> word[m] = word[m] | 1;
+       :: else
+       fi;
+       m++;
 #else
-     mark_line(m);
+#ifdef FAULT_MARK_BY_STORE
+       old = word[m];
+     }
+     atomic {
+       assert(STEP(word[m]) == STEP(old));
+       word[m] = old | 1;
+       old = 0;
+#else
+       word[m] = word[m] | 1;
+       word[m + LINES - 1] = word[m + LINES - 1] | 1;
 #endif
-     m++;
+       m = m + LINES;
+       do
+       :: m < 2 * N && MARK(word[m]) && MARK(word[m + LINES - 1]) -> m = m + LINES;
+       :: else -> break;
+       od;
+#endif
+     }
   :: m == 2 * N -> break;
   od;
   m = 0;
 #endif
 }
 
-// record(), by a rank or by its abort(); `mine` is then the cause if this one was first.
+// record(), by a rank or by its abort(); `mine` is then the cause if this one was first, else 0.
 inline record(who) {
 #ifdef FAULT_MARK_BEFORE_RECORD
   mark_all();
 #endif
 #ifdef FAULT_RECORD_BY_STORE
   mine = (state == 0 -> who : 0);
+#define FREE (mine != 0)
+#else
+#define FREE (state == 0)
 #endif
   atomic {
-#ifdef FAULT_RECORD_BY_STORE
+    UNLESS_DEAD;
     if
-    :: mine != 0 ->
-#else
-    if
-    :: state == 0 ->
-#endif
-       state = 1;
+    :: FREE ->
        assert(first == 0 && happened);
+       state = 1;
        first = who;
        mine = who;
     :: else -> mine = 0;
@@ -120,166 +145,146 @@ inline record(who) {
   }
   if
   :: mine != 0 ->
-     cause = mine;
-     state = 2;
+     atomic { UNLESS_DEAD; cause = mine; }
+     atomic { UNLESS_DEAD; state = 2; }
   :: else
-  fi;
-}
-
-inline fail() {
-  record(me + 1);
-  if
-  :: mine != 0 ->
-     mark_all();
-     goto throws;
-  :: else -> goto found_mark;
   fi;
 }
 
 inline publish() {
   // The exchange.
   atomic {
+    UNLESS_DEAD;
     taken = MARKED(me, step);
     word[LINE(me, step)] = 2 * step;
-  }
 #ifndef FAULT_MARK_LOST
-  if
-  :: taken -> goto found_mark;
-  :: else
-  fi;
+    if
+    :: taken -> taken = false; goto found_mark;
+    :: else
+    fi;
 #endif
+  }
 }
 
-// Waits for p at step s. `everyone`: all peers are needed, so any of them may be missed.
+// check_alive: reads the flag, whether its owner is gone, and the flag again. Once a rank is gone its
+// flag stays as it is, so the last two are one step here.
+#define LOST(q, s) (q != me && GONE(q) && !ARRIVED(q, s))
+#if N == 2
+#define ANY_LOST(s) (LOST(0, s) || LOST(1, s))
+#else
+#define ANY_LOST(s) (LOST(0, s) || LOST(1, s) || LOST(2, s))
+#endif
+
+// Waits for p at step s; `everyone`: all peers are needed, so any of them may be missed.
 inline wait_for(p, s, everyone) {
-  suspect = NOBODY;
   do
   :: ARRIVED(p, s) -> break;
   :: !ARRIVED(p, s) && (MARKED(p, s) || state != 0) -> goto found_mark;
-#ifndef FAULT_NO_LIVENESS
-     // check_alive: reads the flag; then whether its owner is gone; then the flag again.
-  :: atomic {
-       suspect == NOBODY && !ARRIVED(p, s) ->
-         if
-         :: everyone ->
-            select(q : 0 .. N - 1);
-            if
-            :: q != me && !ARRIVED(q, s) -> suspect = q;
-            :: else
-            fi;
-         :: else -> suspect = p;
-         fi;
-         q = 0;
-     }
-  :: atomic {
-       suspect != NOBODY && GONE(suspect) ->
-#ifndef FAULT_NO_LOOK_AGAIN
-         if
-         :: ARRIVED(suspect, s) -> suspect = NOBODY;
-         :: else
-         fi;
-#endif
-         if
-         :: suspect != NOBODY ->
-            assert(!ARRIVED(suspect, s));
-            goto fails;
-         :: else
-         fi;
-     }
-     // Another one is gone than the one that was looked at in this slice: looks at that in the next.
-  :: atomic {
-       suspect != NOBODY && !GONE(suspect) && everyone ->
-         q = 0;
-         do
-         :: q < N && q != me && GONE(q) && !ARRIVED(q, s) -> suspect = q; break;
-         :: q < N -> q++;
-         :: q == N -> break;
-         od;
-         q = 0;
-     }
+  :: dead[me] -> goto dies;
+#if defined(FAULT_NO_LOOK_AGAIN)
+  :: atomic { suspect == NOBODY && !ARRIVED(p, s) -> suspect = p; }
+  :: suspect != NOBODY && GONE(suspect) -> goto fails;
+#elif !defined(FAULT_NO_LIVENESS)
+  :: (everyone -> ANY_LOST(s) : LOST(p, s)) -> goto fails;
 #endif
   od;
+#ifdef FAULT_NO_LOOK_AGAIN
   suspect = NOBODY;
+#endif
 }
 
 proctype rank(byte me) {
-  byte step, seen, mine, i, m, q, suspect;
+  byte step, seen, mine, i, m;
 #ifdef FAULT_MARK_BY_STORE
   byte old;
 #endif
-  bool taken, late;
-  {
-    do
-    :: step == K -> goto leaves;
-    :: step < K ->
-       if
-       :: may_leave[me] -> happened = true; goto leaves;
-       :: true
-       fi;
-       atomic { step++; late = over; }
-       // next_step: sees what a broadcast has left undone.
-       if
-       :: seen + 1 < step ->
-          do
-          :: i < N && i != me -> wait_for(i, step - 1, true); i++;
-          :: i == me -> i++;
-          :: i == N -> break;
-          od;
-          atomic { i = 0; seen = step - 1; }
-       :: else
-       fi;
-       if
-       :: may_throw[me] -> happened = true; goto fails;
-       :: true
-       fi;
-       publish();
-       if
-       :: may_throw[me] -> happened = true; goto fails;
-       :: true
-       fi;
-       if
-       :: roots[step] == NOBODY ->
-          i = 1;
-          do
-          :: i < N -> wait_for((me + i) % N, step, true); i++;
-          :: i == N -> break;
-          od;
-          atomic { i = 0; seen = step; }
-       :: roots[step] != NOBODY && roots[step] != me -> wait_for(roots[step], step, false);
-       :: roots[step] == me
-       fi;
-       assert(!late);  // succeeds
-    od;
-
-  fails:
-    fail();
-
-  found_mark:
-    assert(state != 0);
-#ifdef FAULT_MARK_OWN_ONLY
-    mark_line(LINE(me, 0));
-    mark_line(LINE(me, 1));
-#else
-    mark_all();
+#ifdef FAULT_NO_LOOK_AGAIN
+  byte suspect = NOBODY;
 #endif
-    if
-#ifdef FAULT_READ_EARLY
-    :: state != 0 -> mine = cause;
+  bool taken, late;
+  do
+  :: step == K -> goto leaves;
+  :: step < K ->
+     if
+     :: may_leave[me] -> happened = true; goto leaves;
+     :: true
+     fi;
+     atomic { step++; late = over; }
+     // next_step: sees what a broadcast has left undone.
+     if
+     :: seen + 1 < step ->
+        do
+        :: i < N && i != me -> wait_for(i, step - 1, true); i++;
+        :: i == me -> i++;
+        :: i == N -> break;
+        od;
+        atomic { i = 0; seen = step - 1; }
+     :: else
+     fi;
+     if
+     :: may_throw[me] -> happened = true; goto fails;
+     :: true
+     fi;
+     publish();
+     if
+     :: may_throw[me] -> happened = true; goto fails;
+     :: true
+     fi;
+     if
+     :: roots[step] == NOBODY ->
+        i = 1;
+        do
+        :: i < N -> wait_for((me + i) % N, step, true); i++;
+        :: i == N -> break;
+        od;
+        atomic { i = 0; seen = step; }
+     :: roots[step] != NOBODY && roots[step] != me -> wait_for(roots[step], step, false);
+     :: roots[step] == me
+     fi;
+     assert(!late);  // succeeds
+  od;
+
+fails:
+  atomic { i = 0; late = false; seen = 0; }
+  record(me + 1);
+  if
+  :: mine != 0 -> mark_all(); goto throws;
+  :: else
+  fi;
+
+found_mark:
+  atomic { assert(state != 0); i = 0; late = false; seen = 0; }
+#ifdef FAULT_MARK_OWN_ONLY
+  d_step {
+    word[LINE(me, 0)] = word[LINE(me, 0)] | 1;
+    word[LINE(me, 1)] = word[LINE(me, 1)] | 1;
+  }
 #else
-    :: state == 2 -> mine = cause;
+  mark_all();
+#endif
+  if
+#ifdef FAULT_READ_EARLY
+  :: state != 0 -> mine = cause;
+#else
+  :: state == 2 -> mine = cause;
 #endif
 #ifndef FAULT_WAIT_FOR_EVER
-    :: state == 1 && dead[(first - 1) % N] -> mine = UNKNOWN;
+  :: state == 1 && WRITER_DEAD -> mine = UNKNOWN;
 #endif
-    fi;
+  fi;
 
-  throws:
-    assert(mine == first || mine == UNKNOWN && dead[(first - 1) % N]);
+throws:
+  atomic {
+    assert(mine == first || mine == UNKNOWN && WRITER_DEAD);
+    UNLESS_DEAD;
     over = true;
+  }
 
-  leaves:
-    left[me] = true;
-  } unless { dead[me] }
+leaves:
+  atomic { UNLESS_DEAD; left[me] = true; }
+
+dies:
+  skip;
 }
 
 // abort() of rank `me`, from a thread of its own.
@@ -288,19 +293,12 @@ proctype aborter(byte me) {
 #ifdef FAULT_MARK_BY_STORE
   byte old;
 #endif
-  {
-    happened = true;
-    record(1 + N + me);
-    mark_all();
-    over = true;
-  } unless { dead[me] }
-}
-
-proctype killer(byte me) {
-  atomic {
-    dead[me] = true;
-    happened = true;
-  }
+  happened = true;
+  record(1 + N + me);
+  mark_all();
+  atomic { UNLESS_DEAD; over = true; }
+dies:
+  skip;
 }
 
 init {
@@ -315,8 +313,8 @@ init {
       if
       :: may_throw[r] = true;
       :: may_leave[r] = true;
+      :: may_die[r] = true;
       :: run aborter(r);
-      :: run killer(r);
       fi;
     }
     r = 0;

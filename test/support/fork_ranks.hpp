@@ -93,7 +93,8 @@ class forked_ranks {
       if (pid == 0) {
         // Not to outlive a parent that is killed; nor to keep the pipes of its siblings.
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (::getppid() != parent) ::_exit(4);
+        // 0: the parent is outside of this child's pid namespace.
+        if (::getppid() != parent && ::getppid() != 0) ::_exit(4);
         ::close(ends[0]);
         for (const child& sibling : children_) ::close(sibling.pipe);
         run(function, rank, rank_voice(ends[1]));

@@ -4,6 +4,7 @@
 #if __has_include(<catch2/catch_all.hpp>)
 #  include <catch2/catch_all.hpp>
 #else
+#  define CATCH_CONFIG_EXTERNAL_INTERFACES  // v2: the listener's types
 #  include <catch2/catch.hpp>
 #endif
 

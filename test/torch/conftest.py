@@ -25,10 +25,10 @@ def extension(tmp_path_factory):
     """The path of the built extension, loaded."""
     path = os.environ.get("RANKFOLD_TORCH_EXTENSION")
     if path is None:
-        import torch.utils.cpp_extension
+        from torch.utils import cpp_extension
 
         folder = tmp_path_factory.mktemp("extension")
-        torch.utils.cpp_extension.load(
+        cpp_extension.load(
             "torch_extension", [str(ROOT / "examples" / "torch_extension.cpp")],
             extra_include_paths=[str(ROOT / "include")], extra_cflags=["-std=c++20", "-O2"],
             build_directory=str(folder), is_python_module=False)

@@ -10,16 +10,18 @@ are killed; so a collective that hangs is a failed test. This file is also the p
 
 import ctypes
 import importlib
+import io
 import multiprocessing.connection
 import os
 import pathlib
-import pickle
 import signal
 import subprocess
 import sys
 import time
 import traceback
 import uuid
+
+import torch
 
 NAMESPACE = "rankfold_example"  # of examples/torch_extension.cpp
 
@@ -29,11 +31,14 @@ class RanksFailed(AssertionError):
 
 
 def send(pipe, value):
-    pipe.send_bytes(pickle.dumps(value))  # pipe.send would share tensors' memory instead
+    # pipe.send would share tensors' memory, and pickle alone does not take every dtype.
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    pipe.send_bytes(buffer.getbuffer())
 
 
 def receive(pipe):
-    return pickle.loads(pipe.recv_bytes())
+    return torch.load(io.BytesIO(pipe.recv_bytes()), weights_only=False)
 
 
 class Here:
@@ -138,8 +143,6 @@ def serve(descriptor, extension, init):
             return
         try:
             if here is None:
-                import torch
-
                 torch.set_num_threads(1)
                 torch.ops.load_library(extension)
                 ops = getattr(torch.ops, NAMESPACE)

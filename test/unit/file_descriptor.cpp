@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rankfold/detail/file_descriptor.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <string>
 #include <utility>
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <sys/resource.h>
 

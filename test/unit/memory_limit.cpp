@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rankfold/detail/memory_limit.hpp"
 
-#include <stdlib.h>
-#include <unistd.h>
-
 #include <cstdint>
 #include <cstdio>
 #include <string>
+
+#include <stdlib.h>
+#include <unistd.h>
 
 #include <sys/stat.h>
 
@@ -48,9 +48,10 @@ class fake_system {
 constexpr std::uint64_t mib = 1 << 20;
 
 void write_machine(fake_system& system, int swap_kib = 0) {
-  system.write("/proc/meminfo", "MemTotal:       16000000 kB\nMemFree:          100000 kB\n"
-                                "MemAvailable:    8000000 kB\nSwapFree:       " +
-                                    std::to_string(swap_kib) + " kB\n");
+  system.write("/proc/meminfo",
+               "MemTotal:       16000000 kB\nMemFree:          100000 kB\n"
+               "MemAvailable:    8000000 kB\nSwapFree:       " +
+                   std::to_string(swap_kib) + " kB\n");
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rankfold/detail/process_life.hpp"
 
-#include <signal.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <string>
+
+#include <signal.h>
+#include <unistd.h>
 
 #include <sys/socket.h>
 

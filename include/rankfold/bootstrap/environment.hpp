@@ -288,7 +288,6 @@ inline std::chrono::milliseconds default_timeout() {
   std::int64_t total = 0;
   std::int64_t unit = 1000;  // of the next digit, in milliseconds
   bool fraction = false;
-  bool digits = false;
   bool rest = false;  // a digit below a millisecond
   bool valid = true;
   for (const char c : std::string_view(text)) {
@@ -298,17 +297,15 @@ inline std::chrono::milliseconds default_timeout() {
       valid = false;
       break;
     } else if (!fraction) {
-      digits = true;
       total = total * 10 + (c - '0') * 1000;
     } else {
-      digits = true;
       unit /= 10;
       total += (c - '0') * unit;
       rest = rest || (unit == 0 && c != '0');
     }
   }
   if (rest) ++total;  // never to zero what was more
-  if (!valid || !digits || total == 0 || total > most) {
+  if (!valid || total == 0 || total > most) {
     throw std::invalid_argument("rankfold: the environment variable RANKFOLD_TIMEOUT is \"" +
                                 std::string(text) +
                                 "\", expected seconds as a decimal number above 0 and up to "

@@ -99,7 +99,8 @@ inline std::string socket_name(::uid_t uid, std::string_view key, int suffix) {
   return "rankfold-" + std::to_string(uid) + key_name(key) + std::to_string(suffix);
 }
 
-/// "process 4711": empty where the process is in a pid namespace that this one cannot see.
+/// "process 4711": the number is 0 where the process is in a pid namespace that this one cannot
+/// see.
 inline std::string process_text(int pid) {
   return pid > 0 ? "process " + std::to_string(pid) : "a process of another pid namespace";
 }
@@ -221,27 +222,26 @@ struct rendezvous_sightings {
   int error = 0;
 };
 
-/// Connects to a listener of this user. False where there is none.
-inline bool connect_attempt(rendezvous_attempt& attempt, const socket_address& address,
-                            rendezvous_sightings& seen) {
+/// Connects to a listener of this user. Returns 0 or an errno: EPERM where it is another user's.
+inline int connect_attempt(rendezvous_attempt& attempt, const socket_address& address,
+                           rendezvous_sightings& seen) {
   message_socket socket = message_socket::unconnected();
   if (::connect(socket.get(), address.get(), address.size) != 0) {
-    // Nobody listens; its queue is full; or something else than a rank has the name.
-    if (errno != ECONNREFUSED && errno != ENOENT && errno != EAGAIN && errno != EINTR) {
-      seen.error = errno;
-    }
-    return false;
+    const int code = errno;
+    // Nobody listens, or its queue is full; else something other than a rank has the name.
+    if (code != ECONNREFUSED && code != ENOENT && code != EAGAIN) seen.error = code;
+    return code;
   }
   const auto credentials = peer_credentials(socket.get());
-  if (!credentials) return false;
+  if (!credentials) return EPERM;
   if (credentials->uid != ::geteuid()) {
     seen.foreign = true;
     seen.foreign_uid = credentials->uid;
-    return false;
+    return EPERM;
   }
   attempt.socket = std::move(socket);
   attempt.pid = credentials->pid;
-  return true;
+  return 0;
 }
 
 /// The part of rank 0.
@@ -345,7 +345,7 @@ class rendezvous_host : rendezvous_side {
     if (!twin.socket && clock::now() >= twin.retry_at) {
       ++twin.tries;
       const std::string name = socket_name(::geteuid(), options_.key, twin.suffix);
-      if (!connect_attempt(twin, socket_address::abstract(name), seen_)) {
+      if (connect_attempt(twin, socket_address::abstract(name), seen_) != 0) {
         twin.retry_at = clock::now() + twin_pause(twin);
       }
     }
@@ -380,10 +380,10 @@ class rendezvous_host : rendezvous_side {
       }
       // Another run's, or one that a killed process left: nobody listens there, now nor in a
       // moment.
-      if (twin.socket || connect_attempt(twin, address, seen_)) {
-        refusals = 0;
-        ask_twin(twin);
-      } else if (++refusals >= 3) {
+      const int code = twin.socket ? 0 : connect_attempt(twin, address, seen_);
+      if (code == 0) ask_twin(twin);
+      refusals = code == ECONNREFUSED ? refusals + 1 : 0;
+      if (refusals == 3) {
         ::unlink(options_.socket_path.c_str());
         refusals = 0;
       }
@@ -501,7 +501,8 @@ class rendezvous_host : rendezvous_side {
   }
 
   void accept() {
-    for (;;) {
+    // Not without end: others may connect as fast as they are let go.
+    for (int count = 0; count < 64; ++count) {
       message_socket socket(private_descriptor::opened_by([this] {
         return ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       }));
@@ -725,7 +726,8 @@ class rendezvous_peer : rendezvous_side {
     // The names that are tried, one message of descriptors, and the life of every other rank.
     const auto size = static_cast<std::size_t>(options_.size);
     find();
-    // Rank 0 knows best who is missing: where its time and this rank's end together, it speaks first.
+    // Rank 0 knows best who is missing: where its time and this rank's end together, it speaks
+    // first.
     deadline_ += (std::min)(options_.timeout / 4, std::chrono::milliseconds(200));
     try {
       check_open_file_limit((std::min)(2 * size, max_message_descriptors) + size + 16,
@@ -756,7 +758,7 @@ class rendezvous_peer : rendezvous_side {
                             path ? socket_address::path(options_.socket_path)
                                  : socket_address::abstract(
                                        socket_name(::geteuid(), options_.key, attempt.suffix)),
-                            seen_) &&
+                            seen_) == 0 &&
             say_hello(attempt.socket) == message_socket::send_result::closed) {
           attempt.socket = {};
         }

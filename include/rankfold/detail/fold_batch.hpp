@@ -114,22 +114,25 @@ struct truth_xor_policy : truth_policy<Arch, std::uint8_t> {
 // inverse round the same number, so that they have the same bits, and the product is faster.
 template <class T>
 struct average_step {
-  T divisor;
-  T factor;
+  enum class kind { none, product, quotient };
+  kind how;
+  T operand;
 
-  static constexpr average_step of(int n) noexcept {
-    const bool is_power = n > 0 && (n & (n - 1)) == 0;
-    return {static_cast<T>(n), is_power ? T{1} / static_cast<T>(n) : T{0}};
+  RANKFOLD_DETAIL_INLINE static constexpr average_step of(int n) noexcept {
+    if (n == 0) {
+      return {kind::none, T{1}};
+    }
+    if ((n & (n - 1)) == 0) {
+      return {kind::product, T{1} / static_cast<T>(n)};
+    }
+    return {kind::quotient, static_cast<T>(n)};
   }
 
   template <class XsimdArch>
   RANKFOLD_DETAIL_INLINE xsimd::batch<T, XsimdArch> operator()(
       const xsimd::batch<T, XsimdArch>& x) const noexcept {
-    using value = xsimd::batch<T, XsimdArch>;
-    if (factor != 0) {
-      return x * value(factor);
-    }
-    return divisor != 0 ? x / value(divisor) : x;
+    const xsimd::batch<T, XsimdArch> y(operand);
+    return how == kind::quotient ? x / y : x * y;
   }
 };
 
@@ -139,6 +142,9 @@ template <class Arch, class Op, class T>
 struct float_policy {
   using value = simd::batch<Arch, T>;
   average_step<T> finish;
+  RANKFOLD_DETAIL_INLINE bool is_average() const noexcept {
+    return finish.how != average_step<T>::kind::none;
+  }
   RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
     return simd::cast<T>(x);
   }
@@ -193,6 +199,9 @@ struct half_policy {
   using value = float_pair<Arch>;
   using half = half_batch<Arch, Half>;
   average_step<float> finish;
+  RANKFOLD_DETAIL_INLINE bool is_average() const noexcept {
+    return finish.how != average_step<float>::kind::none;
+  }
   RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
     return half::unpack(x);
   }
@@ -232,7 +241,7 @@ struct half_order_policy {
   std::int16_t nan;
 
   template <class Half>
-  static constexpr half_order_policy of(bool is_max) noexcept {
+  RANKFOLD_DETAIL_INLINE static constexpr half_order_policy of(bool is_max) noexcept {
     using layout = float_layout<Half>;
     return {static_cast<std::int16_t>(is_max ? layout::sign : 0),
             static_cast<std::int16_t>(0x7FFF - layout::infinity),
@@ -297,7 +306,9 @@ RANKFOLD_DETAIL_INLINE simd::bytes<Arch> finish_one(const Policy& policy,
     x = policy.settle(x);
   }
   if constexpr (requires { policy.average(x); }) {
-    x = policy.average(x);
+    if (policy.is_average()) {
+      x = policy.average(x);
+    }
   }
   return policy.store(x);
 }
@@ -318,7 +329,7 @@ RANKFOLD_DETAIL_INLINE void store_four(const Policy& policy, std::byte* to,
     }
   }
   if constexpr (requires { policy.average(a); }) {
-    if (policy.finish.divisor != 0) {
+    if (policy.is_average()) {
       a = policy.average(a);
       b = policy.average(b);
       c = policy.average(c);
@@ -371,9 +382,9 @@ RANKFOLD_DETAIL_INLINE void unroll(const F& f) noexcept {
   }
 }
 
-/// Any number of inputs, by fours: their trees go onto a stack, where trees of equal size are merged
-/// as a binary counter carries; what is left at the end is merged from the right. That makes the
-/// canonical tree.
+/// Any number of inputs, by pairs: their results go onto a stack, where trees of equal size are
+/// merged as a binary counter carries; what is left at the end is merged from the right. That makes
+/// the canonical tree.
 ///
 /// `Lanes` registers are folded side by side, into `top`; `load` gives register `lane` of input k.
 template <int Lanes, class Policy, class Load>
@@ -381,44 +392,30 @@ RANKFOLD_DETAIL_INLINE void fold_stack(const Policy& policy, int n, const Load& 
                                        typename Policy::value (&top)[Lanes]) noexcept {
   typename Policy::value stack[32][Lanes];  // one for each bit of n
   int depth = 0;
-  const auto push = [&]() RANKFOLD_DETAIL_INLINE_LAMBDA {
-    unroll<Lanes>(
-        [&](int lane) RANKFOLD_DETAIL_INLINE_LAMBDA { stack[depth][lane] = top[lane]; });
-    ++depth;
-  };
   const auto merge = [&]() RANKFOLD_DETAIL_INLINE_LAMBDA {
     --depth;
     unroll<Lanes>([&](int lane) RANKFOLD_DETAIL_INLINE_LAMBDA {
       top[lane] = policy.combine(stack[depth][lane], top[lane]);
     });
   };
-  const auto pair = [&](int k, int lane) RANKFOLD_DETAIL_INLINE_LAMBDA {
-    return policy.combine(load(k, lane), load(k + 1, lane));
-  };
-  int k = 0;
-  for (; n - k >= 4; k += 4) {
-    if (k != 0) {
-      push();
+  for (int k = 0;;) {
+    if (k + 1 == n) {
+      unroll<Lanes>([&](int lane) RANKFOLD_DETAIL_INLINE_LAMBDA { top[lane] = load(k, lane); });
+      break;
     }
     unroll<Lanes>([&](int lane) RANKFOLD_DETAIL_INLINE_LAMBDA {
-      top[lane] = policy.combine(pair(k, lane), pair(k + 2, lane));
+      top[lane] = policy.combine(load(k, lane), load(k + 1, lane));
     });
-    for (int carry = k / 4; (carry & 1) != 0; carry >>= 1) {
+    for (int carry = k / 2; (carry & 1) != 0; carry >>= 1) {
       merge();
     }
-  }
-  if ((n & 2) != 0) {
-    if (k != 0) {
-      push();
-    }
-    unroll<Lanes>([&](int lane) RANKFOLD_DETAIL_INLINE_LAMBDA { top[lane] = pair(k, lane); });
     k += 2;
-  }
-  if ((n & 1) != 0) {
-    if (k != 0) {
-      push();
+    if (k == n) {
+      break;
     }
-    unroll<Lanes>([&](int lane) RANKFOLD_DETAIL_INLINE_LAMBDA { top[lane] = load(k, lane); });
+    unroll<Lanes>(
+        [&](int lane) RANKFOLD_DETAIL_INLINE_LAMBDA { stack[depth][lane] = top[lane]; });
+    ++depth;
   }
   while (depth > 0) {
     merge();

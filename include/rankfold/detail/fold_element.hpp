@@ -6,7 +6,6 @@
 // instruction of the flags at hand, and functions of one name in two translation units are merged.
 #pragma once
 
-#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -214,7 +213,10 @@ Value fold_tree(const Load& load, const Combine& combine, int first, int n) {
   if (n == 1) {
     return load(first);
   }
-  const int left = static_cast<int>(std::bit_floor(static_cast<unsigned>(n - 1)));
+  int left = 1;
+  while (left < n - left) {
+    left *= 2;
+  }
   const Value a = fold_tree<Arch, Value>(load, combine, first, left);
   return combine(a, fold_tree<Arch, Value>(load, combine, first + left, n - left));
 }

@@ -40,8 +40,7 @@ class threads_transport {
     const std::size_t bytes = detail::checked_segment_bytes(options.workspace_bytes);
     const std::size_t total = bytes * static_cast<std::size_t>(size);
     detail::check_memory(total, std::to_string(size) + " segments");
-    const auto arena =
-        std::make_shared<const detail::mapping>(detail::mapping::anonymous(total));
+    const auto arena = std::make_shared<const detail::mapping>(detail::mapping::anonymous(total));
     std::vector<threads_transport> all;
     all.reserve(static_cast<std::size_t>(size));
     for (int rank = 0; rank < size; ++rank) {

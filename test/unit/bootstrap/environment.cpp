@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rankfold/bootstrap/environment.hpp"
 
-#include <stdlib.h>
-#include <sys/prctl.h>
-
 #include <chrono>
+#include <cstdio>
 #include <map>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <sys/prctl.h>
 
 #include "rankfold/error.hpp"
 #include "support/catch.hpp"
@@ -25,22 +28,35 @@ namespace {
 class environment {
  public:
   explicit environment(const variables& set) {
-    for (const char* name :
-         {"RANK",          "WORLD_SIZE",
-          "LOCAL_RANK",    "LOCAL_WORLD_SIZE",
-          "MASTER_ADDR",   "MASTER_PORT",
-          "PMI_RANK",      "PMI_SIZE",
-          "PMI_JOBID",     "FLUX_JOB_ID",
-          "PMIX_NAMESPACE", "MPI_LOCALRANKID",
-          "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_RANK",
-          "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-          "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_MCA_ess_base_jobid",
-          "SLURM_PROCID",  "SLURM_NTASKS",
-          "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS",
-          "SLURM_NNODES",  "SLURM_STEP_NUM_NODES",
-          "SLURM_JOB_ID",  "SLURM_STEP_ID",
-          "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
-          "RANKFOLD_TIMEOUT"}) {
+    for (const char* name : {"RANK",
+                             "WORLD_SIZE",
+                             "LOCAL_RANK",
+                             "LOCAL_WORLD_SIZE",
+                             "MASTER_ADDR",
+                             "MASTER_PORT",
+                             "PMI_RANK",
+                             "PMI_SIZE",
+                             "PMI_JOBID",
+                             "FLUX_JOB_ID",
+                             "PMIX_NAMESPACE",
+                             "MPI_LOCALRANKID",
+                             "MPI_LOCALNRANKS",
+                             "OMPI_COMM_WORLD_RANK",
+                             "OMPI_COMM_WORLD_SIZE",
+                             "OMPI_COMM_WORLD_LOCAL_RANK",
+                             "OMPI_COMM_WORLD_LOCAL_SIZE",
+                             "OMPI_MCA_ess_base_jobid",
+                             "SLURM_PROCID",
+                             "SLURM_NTASKS",
+                             "SLURM_LOCALID",
+                             "SLURM_STEP_NUM_TASKS",
+                             "SLURM_NNODES",
+                             "SLURM_STEP_NUM_NODES",
+                             "SLURM_JOB_ID",
+                             "SLURM_STEP_ID",
+                             "TORCHELASTIC_RUN_ID",
+                             "TORCHELASTIC_RESTART_COUNT",
+                             "RANKFOLD_TIMEOUT"}) {
       const char* value = ::getenv(name);
       before_.emplace_back(name, value != nullptr ? value : "");
       ::unsetenv(name);
@@ -121,7 +137,8 @@ TEST_CASE("the place is read as each launcher tells it", "[bootstrap][environmen
   CHECK(place.local_size == 3);
   CHECK(place.run == "PMIX_NAMESPACE=110297089");
 
-  place = read({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"PMI_JOBID", "j"}, {"MPI_LOCALNRANKS", "2"}});
+  place =
+      read({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"PMI_JOBID", "j"}, {"MPI_LOCALNRANKS", "2"}});
   CHECK(place.rank == 0);
   CHECK(place.size == 2);
   CHECK(place.local_rank == -1);
@@ -144,10 +161,8 @@ TEST_CASE("the place is read as each launcher tells it", "[bootstrap][environmen
   CHECK(place.size == 8);
   CHECK(place.source == "SLURM_PROCID and SLURM_NTASKS");
 
-  place = read({{"LOCAL_RANK", "0"},
-                {"LOCAL_WORLD_SIZE", "2"},
-                {"MASTER_ADDR", "h"},
-                {"MASTER_PORT", "1"}});
+  place = read(
+      {{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}});
   CHECK(place.rank == 0);
   CHECK(place.size == 2);
 }
@@ -198,7 +213,8 @@ TEST_CASE("half of what a launcher says is an error that names the other half",
 
 TEST_CASE("a malformed variable is an error with its name, its value and what was expected",
           "[bootstrap][environment]") {
-  for (const std::string value : {"x", "-1", "+1", " 1", "1 ", "1.0", "0x1", "4", "99999999999999999999"}) {
+  for (const std::string value :
+       {"x", "-1", "+1", " 1", "1 ", "1.0", "0x1", "4", "99999999999999999999"}) {
     const std::string error = error_of(with(torchrun, "RANK", value));
     INFO(error);
     CHECK(contains(error, "invalid_argument"));
@@ -247,12 +263,18 @@ TEST_CASE("a run of MPICH's mpiexec is told from others by its process manager",
   const environment guard({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}});
   const auto managers = fork_ranks(2, [](int, const rank_voice&) {
     ::prctl(PR_SET_NAME, "hydra_pmi_proxy");
-    const std::string own = "hydra_pmi_proxy=" + std::to_string(::getpid()) + " started ";
+    std::string own = "hydra_pmi_proxy=" + std::to_string(::getpid()) + " started ";
+    // The 22nd word: this name has no blanks.
+    std::FILE* stat = std::fopen("/proc/self/stat", "re");
+    char word[64] = {};
+    for (int i = 0; i < 22; ++i) (void)!std::fscanf(stat, "%63s", word);
+    std::fclose(stat);
+    own += word;
     const auto ranks = fork_ranks(2, [](int, const rank_voice&) {
       ::prctl(PR_SET_NAME, "a (shell) S 1");
       return fork_ranks(1, [](int, const rank_voice&) { return read_environment().run; })[0].text;
     });
-    const bool alike = ranks[0].text == ranks[1].text && ranks[0].text.compare(0, own.size(), own) == 0;
+    const bool alike = ranks[0].text == own && ranks[1].text == own;
     return (alike ? "alike " : "not alike ") + ranks[0].text + " / " + ranks[1].text;
   });
   INFO(managers[0].text << "; " << managers[1].text);
@@ -277,8 +299,8 @@ TEST_CASE("RANKFOLD_TIMEOUT is seconds, a decimal", "[bootstrap][environment]") 
   CHECK(timeout("0.0001") == milliseconds(1));
   CHECK(timeout("1.0010") == milliseconds(1001));
   CHECK(timeout("1000000000") == milliseconds(1'000'000'000'000));
-  for (const std::string bad : {"0", "0.0", "-1", "1s", "1e3", ".", "1.2.3", " 1", "1 ", "five", "inf",
-                                "1000000001", "99999999999999999999999999"}) {
+  for (const std::string bad : {"0", "0.0", "-1", "1s", "1e3", ".", "1.2.3", " 1", "1 ", "five",
+                                "inf", "1000000001", "99999999999999999999999999"}) {
     INFO(bad);
     try {
       timeout(bad);
@@ -301,7 +323,9 @@ TEST_CASE("communicators are numbered by label, and one that fails is not counte
   CHECK(kept("numbers") == 0);
   CHECK(kept("numbers") == 1);
   CHECK(kept("other numbers") == 0);
-  { const communicator_number failed("numbers"); }
+  {
+    const communicator_number failed("numbers");
+  }
   CHECK(kept("numbers") == 2);
   {
     // Two at a time: the first that fails must not give the number of the second away.

@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rankfold/transport/shm.hpp"
 
-#include <dirent.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -20,6 +14,12 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include <dirent.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #include <sys/mman.h>
 #include <sys/mount.h>
@@ -55,7 +55,8 @@ shm_options small(std::chrono::milliseconds timeout = 20s) {
 /// Waits, at most ten seconds, for all ranks to come here; each place once.
 void rendezvous_in_memory(const shm_transport& transport, int place) {
   const auto word = [&transport, place](int rank) {
-    return std::atomic_ref<int>(*reinterpret_cast<int*>(transport.segment(rank) + 20480 + 4 * place));
+    return std::atomic_ref<int>(
+        *reinterpret_cast<int*>(transport.segment(rank) + 20480 + 4 * place));
   };
   word(transport.rank()).store(1);
   for (int rank = 0; rank < transport.size(); ++rank) {
@@ -86,7 +87,8 @@ int mappings(const char* part) {
   int count = 0;
   char line[1024];
   std::FILE* maps = std::fopen("/proc/self/maps", "re");
-  while (std::fgets(line, sizeof line, maps) != nullptr) count += std::strstr(line, part) != nullptr;
+  while (std::fgets(line, sizeof line, maps) != nullptr)
+    count += std::strstr(line, part) != nullptr;
   std::fclose(maps);
   return count;
 }
@@ -142,7 +144,8 @@ TEST_CASE("shm: ranks are processes that read each other's memory", "[transport]
       }
       rendezvous_in_memory(transport, 0);
       for (std::size_t i = 4096; i < 8192; ++i) {
-        transport.segment(rank)[20480 + i] = static_cast<std::byte>(i * 7 + static_cast<unsigned>(rank));
+        transport.segment(rank)[20480 + i] =
+            static_cast<std::byte>(i * 7 + static_cast<unsigned>(rank));
       }
       rendezvous_in_memory(transport, 1);
       for (int r = 0; r < size; ++r) {
@@ -189,9 +192,43 @@ TEST_CASE("shm: a killed rank is seen to have died within a second; a stopped on
   }
 }
 
-TEST_CASE("shm: who destroys its transport has left, also when it has ended since; who ends without "
-          "has died",
+TEST_CASE("shm: ranks in different pid and ipc namespaces meet, and see each other die",
           "[transport][shm]") {
+  if (!is_root()) {
+    WARN("needs root, to make namespaces");
+    return;
+  }
+  const std::string key = fresh_key();
+  forked_ranks ranks(2, [&](int rank, const rank_voice& voice) -> std::string {
+    if (::unshare(CLONE_NEWPID | CLONE_NEWIPC) != 0) return "unshare";
+    // The first child is process 1 of the new namespace, as in a container.
+    const auto inner = [&](int, const rank_voice& inner_voice) -> std::string {
+      if (::getpid() != 1) return "not in a namespace";
+      const shm_transport transport = shm_transport::connect(key, rank, 2, small());
+      rendezvous_in_memory(transport, 0);
+      inner_voice.say("there");
+      if (rank == 1) ::pause();
+      if (transport.state(1) != peer_state::alive) return "too early";
+      voice.say("alive");
+      return becomes(transport, 1, peer_state::died, 10s) ? "died" : "not seen";
+    };
+    forked_ranks container(1, inner);
+    container.wait_for_line(0, "there");
+    if (rank == 1) {
+      ::usleep(300'000);
+      container.kill(0, SIGKILL);
+    }
+    return container.join()[0].text;
+  });
+  const auto outcomes = ranks.join();
+  INFO(outcomes[0].error << " " << outcomes[1].error);
+  CHECK(outcomes[0].text == "died");
+}
+
+TEST_CASE(
+    "shm: who destroys its transport has left, also when it has ended since; who ends without "
+    "has died",
+    "[transport][shm]") {
   for (const bool pidfd : {true, false}) {
     INFO((pidfd ? "pidfd" : "pipe"));
     const std::string key = fresh_key();
@@ -209,7 +246,8 @@ TEST_CASE("shm: who destroys its transport has left, also when it has ended sinc
           return "";
         case 3:  // ends in order, but not the transport
           ::_exit(0);
-        default: break;
+        default:
+          break;
       }
       std::string states;
       becomes(*transport, 1, peer_state::left);
@@ -295,12 +333,15 @@ TEST_CASE("shm: nothing is open or mapped that is not needed, and nothing after 
         rendezvous_in_memory(transport, 0);
         // The life of each peer, and where there is no pidfd, the own end of a pipe.
         const std::vector<std::string> now = descriptors();
-        if (now.size() != open + (pidfd ? 2 : 3)) return "descriptors: " + std::to_string(now.size() - open);
+        if (now.size() != open + (pidfd ? 2 : 3))
+          return "descriptors: " + std::to_string(now.size() - open);
         if (shared(now) != shared_before) return "a segment or a socket is still open";
-        if (mappings("memfd:rankfold") != 3) return "mappings: " + std::to_string(mappings("memfd:rankfold"));
+        if (mappings("memfd:rankfold") != 3)
+          return "mappings: " + std::to_string(mappings("memfd:rankfold"));
       }
       for (int i = 0; i < 50; ++i) cycle();
-      if (descriptors().size() != open) return "descriptors grew to " + std::to_string(descriptors().size());
+      if (descriptors().size() != open)
+        return "descriptors grew to " + std::to_string(descriptors().size());
       if (mappings("memfd") != 0) return "segments are still mapped";
       if (mappings("") > mapped + 10) return "mappings grew to " + std::to_string(mappings(""));
       return "right";
@@ -356,7 +397,8 @@ TEST_CASE("shm: /dev/shm may be full, tiny or missing", "[transport][shm]") {
       const shm_transport transport = shm_transport::connect(key, rank, 2, options);
       std::memset(transport.segment(rank) + 20480 + 4096, 1, (16 << 20) - 4096);
       rendezvous_in_memory(transport, 0);
-      return transport.segment(1 - rank)[transport.segment_size() - 1] == std::byte{1} ? "right" : "wrong";
+      return transport.segment(1 - rank)[transport.segment_size() - 1] == std::byte{1} ? "right"
+                                                                                       : "wrong";
     });
     for (const rank_outcome& outcome : outcomes) {
       INFO(outcome.error);
@@ -388,8 +430,9 @@ TEST_CASE("shm: limits of a process are errors, not signals", "[transport][shm]"
     ::rlim_t value;
     const char* expected;
   };
-  for (const limit_case& limited : {limit_case{RLIMIT_FSIZE, 1 << 20, "need 64.0 MiB, have 1.0 MiB, a limit set by ulimit -f"},
-                                    limit_case{RLIMIT_AS, 0, "no address space for a segment of 64.0 MiB"}}) {
+  for (const limit_case& limited :
+       {limit_case{RLIMIT_FSIZE, 1 << 20, "need 64.0 MiB, have 1.0 MiB, a limit set by ulimit -f"},
+        limit_case{RLIMIT_AS, 0, "no address space for a segment of 64.0 MiB"}}) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     if (limited.resource == RLIMIT_AS) continue;  // the sanitizers need all of it
 #endif
@@ -427,8 +470,9 @@ TEST_CASE("shm: a cgroup's limit is an error before the kernel kills", "[transpo
   const std::string name = "/rankfold-test-" + std::to_string(::getpid());
   std::string folder;
   std::string limit_file;
-  for (const auto& [root, file] : {std::pair<std::string, std::string>{"/sys/fs/cgroup", "memory.max"},
-                                   {"/sys/fs/cgroup/memory", "memory.limit_in_bytes"}}) {
+  for (const auto& [root, file] :
+       {std::pair<std::string, std::string>{"/sys/fs/cgroup", "memory.max"},
+        {"/sys/fs/cgroup/memory", "memory.limit_in_bytes"}}) {
     if (::mkdir((root + name).c_str(), 0755) != 0) continue;
     if (::access((root + name + "/" + file).c_str(), W_OK) == 0) {
       folder = root + name;
@@ -449,7 +493,8 @@ TEST_CASE("shm: a cgroup's limit is an error before the kernel kills", "[transpo
   REQUIRE(write(limit_file, "67108864"));
   const std::string key = fresh_key();
   const auto outcomes = fork_ranks(2, [&](int rank, const rank_voice&) {
-    if (!write(folder + "/cgroup.procs", std::to_string(::getpid()))) throw std::runtime_error("join");
+    if (!write(folder + "/cgroup.procs", std::to_string(::getpid())))
+      throw std::runtime_error("join");
     shm_options options = small();
     options.workspace_bytes = 40 << 20;  // one would fit, two do not
     shm_transport::connect(key, rank, 2, options);
@@ -492,7 +537,8 @@ TEST_CASE("shm: memory that its owner could cut short, or of another shape, is r
     int what_;
   };
   const char* const expected[] = {"", "has 14336 bytes, expected 28672", "has seals ",
-                                  "says rank 0 of 0, layout 0, expected rank 1 of 2", "has 0 bytes"};
+                                  "says rank 0 of 0, layout 0, expected rank 1 of 2",
+                                  "has 0 bytes"};
   for (int what = 0; what < 5; ++what) {
     const std::string key = fresh_key();
     const auto outcomes = fork_ranks(2, [&](int rank, const rank_voice&) {
@@ -500,9 +546,14 @@ TEST_CASE("shm: memory that its owner could cut short, or of another shape, is r
         shm_transport::connect(key, 0, 2, small());
       } else {
         liar participant(what);
-        rankfold::unix_socket_rendezvous(
-            {.key = key, .rank = 1, .size = 2, .segment_bytes = 28672, .timeout = 20s, .socket_path = {}, .interrupt = {}},
-            participant);
+        rankfold::unix_socket_rendezvous({.key = key,
+                                          .rank = 1,
+                                          .size = 2,
+                                          .segment_bytes = 28672,
+                                          .timeout = 20s,
+                                          .socket_path = {},
+                                          .interrupt = {}},
+                                         participant);
       }
     });
     INFO(what << ": " << outcomes[0].text << "\n" << outcomes[1].text);

@@ -88,9 +88,9 @@ TEST_CASE("threads: what one thread writes, the others read", "[transport][threa
         ++written;
         while (written.load() < size) std::this_thread::yield();
         for (int other = 0; other < size; ++other) {
-          wrong += std::any_of(
-              rank.segment(other) + 20480, rank.segment(other) + 20480 + 8192,
-              [other](std::byte b) { return b != static_cast<std::byte>(other + 1); });
+          wrong +=
+              std::any_of(rank.segment(other) + 20480, rank.segment(other) + 20480 + 8192,
+                          [other](std::byte b) { return b != static_cast<std::byte>(other + 1); });
         }
       });
     }
@@ -104,9 +104,9 @@ TEST_CASE("threads: sizes out of range are errors, and so is lack of memory",
   CHECK_THROWS_AS(threads_transport::create(-3), std::invalid_argument);
   CHECK_THROWS_AS(threads_transport::create(4097), std::invalid_argument);
   CHECK_THROWS_AS(threads_transport::create(2, {.workspace_bytes = 0}), std::invalid_argument);
-  CHECK_THROWS_AS(threads_transport::create(
-                      2, {.workspace_bytes = (std::numeric_limits<std::size_t>::max)()}),
-                  std::invalid_argument);
+  CHECK_THROWS_AS(
+      threads_transport::create(2, {.workspace_bytes = (std::numeric_limits<std::size_t>::max)()}),
+      std::invalid_argument);
   try {
     threads_transport::create(2, {.workspace_bytes = std::size_t{1} << 45});
     FAIL("64 TiB were had");

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks themselves: each finds the fault that it is for."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+tools = pathlib.Path(__file__).resolve().parents[2] / "tools"
+sys.path.insert(0, str(tools))
+import check_layers  # noqa: E402
+import ci_summary  # noqa: E402
+
+
+def tool(name, *arguments, **options):
+    return subprocess.run([sys.executable, str(tools / name), *map(str, arguments)],
+                          capture_output=True, text=True, **options)
+
+
+# --- check_leftovers ---
+
+
+def leftovers(tmp_path, script, *options):
+    report = tmp_path / "report"
+    done = tool("check_leftovers.py", "--report", report, *options, "--", "sh", "-c", script)
+    return done, report.read_text() if report.exists() else ""
+
+
+def test_a_command_that_leaves_nothing_passes_with_its_own_exit_code(tmp_path):
+    done, report = leftovers(tmp_path, "sleep 0.2 & exit 7")  # the moment of grace is enough
+    assert (done.returncode, report) == (7, "passed nothing is left behind\n")
+
+
+def test_a_process_that_is_left_behind_fails_and_is_ended(tmp_path):
+    done, report = leftovers(tmp_path, "setsid sleep 4321 & echo $!")
+    assert done.returncode == 1 and report == "failed nothing is left behind\n"
+    assert "sleep 4321" in done.stderr
+    assert not pathlib.Path(f"/proc/{done.stdout.strip()}").exists()
+
+
+def test_a_file_left_in_shared_memory_fails(tmp_path):
+    file = pathlib.Path(f"/dev/shm/rankfold-tools-{tmp_path.name}")
+    try:
+        done, _ = leftovers(tmp_path, f"touch {file}")
+        assert done.returncode == 1 and str(file) in done.stderr
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def test_a_command_that_hangs_is_ended(tmp_path):
+    done, _ = leftovers(tmp_path, "sleep 4322 & sleep 4323", "--timeout", "0.5")
+    assert done.returncode == 124
+
+
+# --- compile_fail: with a script in the compiler's place ---
+
+
+@pytest.mark.parametrize("defined, says, passes", [
+    ("CF_A", "error: no avg of int", True),
+    ("CF_A", "error: something else", False),
+    ("CF_NONE", "error: no avg of int", False),
+    ("", "error: no avg of int", False),
+])
+def test_compile_fail_wants_a_failure_with_that_text(tmp_path, defined, says, passes):
+    source = tmp_path / "source.cpp"
+    source.write_text("#if defined(CF_A)  // expect: no avg of (int|long)\n#endif\n")
+    script = tmp_path / "compiler"
+    script.write_text(f'case "$*" in *{defined}*) echo "{says}" >&2; exit 1;; esac\n')
+    done = tool("compile_fail.py", source, "sh", script)
+    assert (done.returncode == 0) == passes, done.stdout
+
+
+# --- check_layers: on small trees ---
+
+
+def layers(tmp_path, monkeypatch, **contents):
+    """Problems of a tree of headers, given as folder__name="layer: includes"."""
+    listed = {}
+    for key, content in contents.items():
+        name = key.replace("__", "/") + ".hpp"
+        layer, _, text = content.partition(": ")
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("".join(
+            f"{line}\n" if line.startswith("using") else f"#include {line}\n" for line in text.split(";") if line))
+        listed[name] = int(layer)
+    monkeypatch.setattr(check_layers, "include", tmp_path)
+    return "\n".join(check_layers.check(listed))
+
+
+@pytest.mark.parametrize("problem, contents", [
+    ("layer 1 includes b.hpp of layer 2", {"a": '1: "rankfold/b.hpp"', "b": "2: "}),
+    ("siblings", {"transport__a": '3: "rankfold/transport/b.hpp"', "transport__b": "3: "}),
+    ("circle: a.hpp → b.hpp → a.hpp", {"a": '1: "rankfold/b.hpp"', "b": '1: "rankfold/a.hpp"'}),
+    ("a public header above layer 2", {"detail__a": '4: "rankfold/context.hpp"', "context": "4: "}),
+    ("must be generic", {"algorithm__a": "5: using t = shm_transport;"}),
+    ("generic over transports", {"algorithm__a": '5: "rankfold/transport/b.hpp"', "transport__b": "3: "}),
+    ("belongs to detail/simd.hpp alone", {"a": "1: <xsimd/xsimd.hpp>"}),
+    ("belongs to nobody alone", {"a": "1: <iostream>"}),
+    ("no header of the list", {"a": '1: "rankfold/gone.hpp"'}),
+    ('not <rankfold/b.hpp>', {"a": "2: <rankfold/b.hpp>", "b": "1: "}),
+])
+def test_check_layers_finds(tmp_path, monkeypatch, problem, contents):
+    assert problem in layers(tmp_path, monkeypatch, **contents)
+
+
+def test_check_layers_takes_a_good_tree_and_misses_no_file(tmp_path, monkeypatch):
+    good = {"a": '2: "rankfold/b.hpp";<vector>', "b": "1: ", "detail__simd": "2: <xsimd/xsimd.hpp>",
+            "collective__a": '6: "rankfold/collective/b.hpp"', "collective__b": "6: "}
+    assert layers(tmp_path, monkeypatch, **good) == ""
+    (tmp_path / "new.hpp").touch()
+    assert "new.hpp is not in the list" in layers(tmp_path, monkeypatch, **good)
+
+
+# --- ci_summary ---
+
+
+def test_the_summary_counts_cases_and_tests_and_crashes(tmp_path):
+    lines, junit = tmp_path / "lines.report", tmp_path / "junit.xml"
+    lines.write_text("passed a\nfailed b\n")
+    junit.write_text('<testsuites><testsuite><testcase classname="m" name="c"/>'
+                     '<testcase classname="m" name="d"><skipped/></testcase>'
+                     '<testcase classname="m" name="e"><failure>why</failure></testcase>'
+                     '</testsuite></testsuites>')
+    crashed = tmp_path / "crashed.report"
+    crashed.write_text("passed f\n")
+    tests = [("one", "OK", None), ("two", "FAIL", lines), ("three", "FAIL", junit),
+             ("four", "TIMEOUT", crashed), ("five", "SKIP", None)]
+    (tmp_path / "meson-logs").mkdir()
+    (tmp_path / "meson-logs" / "testlog.json").write_text("\n".join(
+        json.dumps({"name": name, "result": result, "returncode": 1, "stdout": "out",
+                    "env": {"RANKFOLD_TEST_REPORT": str(report)} if report else {}})
+        for name, result, report in tests))
+    results = ci_summary.from_meson(tmp_path)
+    assert ci_summary.line(results) == "4 passed, 3 failed, 2 skipped"
+    assert {r.name: r.detail for r in results if r.state == "failed"} == {
+        "b": "out", "m: e": "why", "four (timeout, exit code 1, last passed: f)": "out"}
+
+
+# --- launch ---
+
+
+def test_launch_gives_each_rank_its_place_and_ends_with_the_first_failure():
+    show = 'echo "rank $RANK of $WORLD_SIZE at $MASTER_ADDR"'
+    done = tool("launch.py", "--expect", "of 3 at 127.0.0.1", 3, "sh", "-c", show)
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [f"[{r}] rank {r} of 3 at 127.0.0.1" for r in range(3)]
+    assert tool("launch.py", 2, "sh", "-c", "exit $((RANK * 5))").returncode == 5
+    assert tool("launch.py", "--expect", "rank 0", 2, "sh", "-c", show).returncode == 1

@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.compile: one graph, right values, no copies, nothing reordered and nothing dropped."""
+
+import math
+import random
+import re
+import traceback
+
+import pytest
+import torch
+from reference import fold, same_bits, values
+from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_caches_are_off():
+    # Else a graph that an older build left would be tested.
+    import torch._inductor.config
+
+    assert torch._inductor.config.force_disable_caches
+
+
+# --- values, through Inductor, on two ranks ---
+
+
+def two_layers(here, form, dynamic):
+    """Row-parallel layers; the batch grows from call to call."""
+    ops, order = here.ops, here.order
+    all_reduce = {
+        "functional": lambda x: ops.all_reduce(x, order),
+        "in place": lambda x: ops.all_reduce_(x, order),
+        "unordered": lambda x: ops.all_reduce.unordered(x),
+        "unordered in place": lambda x: ops.all_reduce_.unordered(x),
+    }[form]
+
+    def model(x, w, v):
+        return all_reduce(torch.relu(all_reduce(x @ w)) @ v) + 1
+
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic)
+    w, v = values(torch.float32, (8, 12), here.rank), values(torch.float32, (12, 8), 5 + here.rank)
+    results = []
+    for batch in (3, 3, 6, 11) if dynamic else (3, 3):
+        x = values(torch.float32, (batch, 8), batch)
+        results.append((compiled(x, w, v), model(x, w, v)))
+    return results, counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("form", ["functional", "in place", "unordered", "unordered in place"])
+def test_compiled_layers_have_the_right_values(pair, form, dynamic):
+    (first, graphs), (second, _) = pair(two_layers, form, dynamic)
+    assert graphs == 1  # the shapes of the second and third batch made no other
+    for (compiled, eager), (other, _) in zip(first, second):
+        torch.testing.assert_close(compiled, eager)
+        assert same_bits(compiled, other)
+
+
+def many_inputs(here):
+    """All layouts and some dtypes in one graph; results, the inputs afterwards, values used later."""
+    ops, order = here.ops, here.order
+
+    def function(xs):
+        results = []
+        for x in xs:
+            y = x + x
+            results.append(ops.all_reduce(y, order) * 1)
+            results.append(ops.all_reduce_(y, order) * 1)  # y is read later: needs a copy
+            results.append(y)
+            results.append(ops.all_reduce_(x, order))
+            results.append(x * 1)
+        return results
+
+    def inputs():
+        base = values(torch.float32, (6, 8), here.rank)
+        return [base, base.clone().t(), base.clone()[:, 2:5], base.clone()[0, 0], base[:, 4:4].clone(),
+                values(torch.bfloat16, (6, 8), here.rank), values(torch.int64, (6, 8), here.rank)]
+
+    compiled = torch.compile(function, fullgraph=True)
+    xs, ys = inputs(), inputs()
+    return compiled(xs), function(ys), xs, ys
+
+
+def test_compiled_layouts_and_dtypes(pair):
+    answers = pair(many_inputs, seconds=300)
+    for compiled, eager, xs, ys in answers:
+        assert all(same_bits(a, b) for a, b in zip(compiled, eager))
+        assert all(same_bits(x, y) for x, y in zip(xs, ys))
+    base = [values(torch.float32, (6, 8), rank) for rank in (0, 1)]
+    doubled = fold(base[0] + base[0], base[1] + base[1], "sum")
+    for result in answers[0][0][:3]:
+        assert same_bits(result, doubled)
+    assert same_bits(answers[1][2][0], fold(*base, "sum"))
+
+
+# --- order ---
+
+
+def program(seed):
+    """Source of a random function f(x, w, reduce), and how many collectives it makes.
+
+    Some results are not used. Sizes of intermediate tensors depend on x, whose rows differ between the
+    ranks: so does what Inductor takes for a good order.
+    """
+    rng = random.Random(seed)
+    lines = ["def f(x, w, reduce):", "    a0 = x @ w", "    b0 = w * 2"]
+    local, same, collectives = ["a0"], ["b0"], 0
+    for i in range(1, 11):
+        kind, a = rng.random(), rng.choice(local)
+        if kind < 0.45:
+            rows = rng.choice([1, 2, 4, 8])
+            lines.append(f"    b{i} = reduce((({a}).t() @ {a})[:{rows}] * 0.01)")
+            same.append(f"b{i}")
+            collectives += 1
+        elif kind < 0.75:
+            lines.append(f"    a{i} = torch.{rng.choice(['relu', 'tanh'])}({a} @ w)")
+            local.append(f"a{i}")
+        elif kind < 0.9:
+            lines.append(f"    a{i} = {a} + {rng.choice(same)}.sum(0)")
+            local.append(f"a{i}")
+        else:
+            lines.append(f"    a{i} = torch.cat([{a}, {rng.choice(local)}]) * 0.5")
+            local.append(f"a{i}")
+    used = rng.sample(local, min(2, len(local))) + rng.sample(same, min(2, len(same)))
+    lines.append(f"    return [{', '.join(used)}]")
+    return "\n".join(lines), collectives
+
+
+def run_program(here, seed):
+    source, collectives = program(seed)
+    scope = {"torch": torch}
+    exec(source, scope)
+    in_place = seed % 2 == 1
+
+    def reduce(x):
+        return here.ops.all_reduce_(x, here_order) if in_place else here.ops.all_reduce(x, here_order)
+
+    here_order = here.order
+    x = values(torch.float32, ((3, 400) if seed % 3 else (300, 4))[here.rank:][:1] + (8,), seed + here.rank)
+    w = values(torch.float32, (8, 8), seed) * 0.05
+    torch._dynamo.reset()
+    before = here_order.item()
+    expected = scope["f"](x, w, reduce)
+    eager_calls = here_order.item() - before
+    before = here_order.item()
+    found = torch.compile(scope["f"], fullgraph=True)(x, w, reduce)
+    compiled_calls = here_order.item() - before
+    assert eager_calls == compiled_calls == collectives
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    return True
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_programs_keep_their_order_on_ranks_of_uneven_sizes(pair, seed):
+    # A collective out of order meets another one's, which is an error; a dropped one is counted.
+    assert pair(run_program, seed, seconds=300) == [True, True]
+
+
+def two_independent(here):
+    """The case that ranks reorder without a token: which of the two goes first depends on rows."""
+    ops, order = here.ops, here.order
+
+    def function(x, w):
+        big = x @ w
+        first = ops.all_reduce((big.t() @ big)[:3], order)
+        second = ops.all_reduce((torch.relu(x).t() @ x), order)
+        ops.all_reduce(x.sum(0), order)  # nobody uses it, yet the other rank waits for it
+        return second.sum() + first.sum(), big.sum()
+
+    x = values(torch.float32, (2, 16) if here.rank == 0 else (700, 16), here.rank)
+    w = values(torch.float32, (16, 16), 9)
+    before = order.item()
+    found, code = run_and_get_code(torch.compile(function, fullgraph=True), x, w)
+    calls = order.item() - before
+    torch.testing.assert_close(found, function(x, w), rtol=1e-3, atol=1e-3)
+    return calls, code[0].count("rankfold_example.all_reduce.default(")
+
+
+def test_independent_and_unused_collectives_keep_their_place(pair):
+    assert pair(two_independent) == [(3, 3), (3, 3)]
+
+
+def only_one_rank_uses_the_result(here):
+    ops, order = here.ops, here.order
+
+    def function(x):
+        y = ops.all_reduce(x.sum(0), order)
+        z = ops.all_reduce(x.sum(1)[:2], order)
+        return (y, z) if here.rank == 0 else (z,)
+
+    return torch.compile(function, fullgraph=True)(values(torch.float32, (4, 4), here.rank))[-1]
+
+
+def test_a_result_that_one_rank_does_not_use(pair):
+    first, second = pair(only_one_rank_uses_the_result)
+    assert same_bits(first, second)
+
+
+def across_groups(here):
+    ops, order = here.ops, here.order
+    ops.init("second")
+
+    def function(x):
+        a = ops.all_reduce(x.t() @ x, order)
+        b = ops.all_reduce((x.t() @ x)[:2] * 2, order, group="second")
+        c = ops.all_reduce_(x.sum(0), order)
+        ops.barrier(order, "second")
+        return a.sum() + b.sum() + c.sum()
+
+    x = values(torch.float32, (2, 8) if here.rank == 0 else (500, 8), here.rank)
+    result = torch.compile(function, fullgraph=True)(x), function(x)
+    ops.finalize("second")
+    return result
+
+
+def test_one_token_orders_all_groups(pair):
+    for compiled, eager in pair(across_groups):
+        torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-4)
+
+
+# --- the graph and the code (one rank will do) ---
+
+
+def calls_of(order, function, *arguments, **options):
+    """How many collectives with the token a compiled call makes."""
+    before = order.item()
+    counters.clear()
+    torch.compile(function, **options)(*arguments)
+    return order.item() - before
+
+
+def test_linear_all_reduce_linear_has_no_copy_and_no_further_buffer(ops, order):
+    first, second = torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 8, bias=False)
+
+    def model(x):
+        return second(ops.all_reduce_(first(x), order))
+
+    with torch.no_grad():
+        for dynamic in (False, True):
+            torch._dynamo.reset()
+            _, code = run_and_get_code(torch.compile(model, fullgraph=True, dynamic=dynamic), torch.ones(4, 8))
+            body = code[0][code[0].index("def call("):code[0].index("runner =")]
+            assert len(re.findall(r"= empty_strided_cpu\(", body)) == 2, body  # the results of the two
+            assert "clone" not in body and "copy_" not in body and "cpp_fused" not in body, body
+            # It is called on the buffer that the first one wrote and the second one reads.
+            buffer = re.search(r"_all_reduce_\.default\((\w+), \w+\)", body)[1]
+            assert re.search(rf"extern_kernels\.\w+\(.*out={buffer}\)", body), body
+            assert re.search(rf"extern_kernels\.\w+\((reinterpret_tensor\()?{buffer}\b", body), body
+
+
+def test_the_traced_graph_is_one_and_holds_the_op_between_the_matmuls(ops, order):
+    graphs, lowered = [], []
+
+    def backend(module, inputs):
+        graphs.append(module)
+        from torch._dynamo.backends.common import aot_autograd
+        from functorch.compile import make_boxed_func
+
+        def keep(lowered_module, _):
+            lowered.append(lowered_module)
+            return make_boxed_func(lowered_module.forward)
+
+        return aot_autograd(fw_compiler=keep)(module, inputs)
+
+    def model(x, w):
+        return ops.all_reduce(x @ w, order) @ w
+
+    torch.compile(model, fullgraph=True, backend=backend)(torch.ones(4, 4), torch.ones(4, 4))
+    assert len(graphs) == 1
+    names = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert [name.rpartition(".")[2] for name in names] == [names[0].rpartition(".")[2], "all_reduce",
+                                                           names[0].rpartition(".")[2]]
+    text = lowered[0].print_readable(print_output=False)
+    assert text.count("torch.ops.rankfold_example.all_reduce.default") == 1
+    assert text.index("aten.mm") < text.index("rankfold_example.all_reduce.default") < text.rindex("aten.mm")
+
+
+def test_inputs_that_are_written_are_written_in_place(ops, order):
+    x = torch.ones(3, 3)
+    data = x.data_ptr()
+    result, code = run_and_get_code(torch.compile(lambda x: ops.all_reduce_(x, order), fullgraph=True), x)
+    assert result.data_ptr() == data and "copy_" not in code[0] and "clone" not in code[0]
+
+
+def test_two_modules_may_hold_the_token_each(ops, order):
+    class Reduce(torch.nn.Module):
+        def __init__(self, buffer):
+            super().__init__()
+            if buffer:
+                self.register_buffer("order", order, persistent=False)
+            else:
+                self.order = order
+
+        def forward(self, x):
+            return ops.all_reduce(x, self.order)
+
+    model = torch.nn.Sequential(Reduce(False), torch.nn.Linear(4, 4), Reduce(True))
+    assert calls_of(order, model, torch.ones(2, 4), fullgraph=True) == 2
+    with torch.inference_mode():
+        assert calls_of(order, model, torch.ones(2, 4), fullgraph=True) == 2
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_fake_tensors_have_the_strides_of_real_ones(ops, order):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    base = torch.ones(4, 6, 5)
+    for x in (base, base.permute(2, 0, 1), base[:, ::2], base[0, 0, 0], base[:0], base.expand(2, 4, 6, 5)):
+        real = ops.all_reduce(x, order)
+        with FakeTensorMode() as mode:
+            fake = ops.all_reduce(mode.from_tensor(x), mode.from_tensor(order))
+        assert (fake.shape, fake.stride(), fake.dtype, fake.device) == \
+            (real.shape, real.stride(), real.dtype, real.device)
+
+
+# --- without the token ---
+
+WITHOUT = {
+    "all_reduce": lambda ops, x: ops.all_reduce(x),
+    "all_reduce_": lambda ops, x: ops.all_reduce_(x),
+    "barrier": lambda ops, x: (ops.barrier(), x)[1],
+}
+
+
+@pytest.mark.parametrize("form", WITHOUT)
+def test_without_a_token_one_graph_is_refused(ops, form):
+    with pytest.raises(torch._dynamo.exc.Unsupported) as caught:
+        torch.compile(lambda x: WITHOUT[form](ops, x @ x) @ x, fullgraph=True)(torch.ones(2, 2))
+    text = "".join(traceback.format_exception(caught.value))
+    assert f"rankfold_example::{form}: cannot be traced without the order token" in text
+    assert "pass the tensor that init() returned" in text
+
+
+@pytest.mark.parametrize("form", WITHOUT)
+def test_without_a_token_the_graph_is_broken_and_right(ops, form):
+    counters.clear()
+    x = torch.full((2, 2), 0.5)
+    assert torch.equal(torch.compile(lambda x: WITHOUT[form](ops, x @ x) @ x)(x), x @ x @ x)
+    assert sum(counters["graph_break"].values()) == 1
+
+
+CONTROL = {
+    "order": lambda ops, x: ops.all_reduce(x, ops.order()),
+    "init": lambda ops, x: ops.all_reduce(x, ops.init("traced", rank=0, size=1)),
+    "size": lambda ops, x: x * ops.size(),
+    "rank": lambda ops, x: x + ops.rank(),
+    "finalize": lambda ops, x: (ops.finalize("traced"), x)[1],
+}
+
+
+def test_what_is_no_collective_breaks_the_graph(ops):
+    x = torch.full((2, 2), 0.5)
+    for name, call in CONTROL.items():
+        torch._dynamo.reset()
+        counters.clear()
+        assert torch.equal(torch.compile(lambda x: call(ops, x @ x) @ x)(x), x @ x @ x), name
+        assert sum(counters["graph_break"].values()) >= 1, name
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported) as caught:
+            torch.compile(lambda x: call(ops, x @ x) @ x, fullgraph=True)(x)
+        assert f"rankfold_example::{name}: cannot be traced" in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_wrong_operator_is_found_when_it_is_traced(ops, order):
+    with pytest.raises(Exception, match='op is "mean", expected one of sum, prod'):
+        torch.compile(lambda x: ops.all_reduce(x, order, "mean"), fullgraph=True)(torch.ones(2))
+
+
+# --- export ---
+
+
+def test_export_and_a_package(ops, order, tmp_path):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 8)
+            self.register_buffer("order", order.clone())
+
+        def forward(self, x):
+            y = ops.all_reduce_(self.linear(x), self.order)
+            return ops.all_reduce(torch.relu(y), self.order, "avg")
+
+    model = Model().eval()
+    with torch.no_grad():
+        batch = torch.export.Dim("batch", min=2, max=64)
+        exported = torch.export.export(model, (torch.ones(4, 8),), dynamic_shapes=({0: batch},))
+        assert "rankfold_example.all_reduce_.default" in str(exported.graph)
+        path = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
+        loaded = torch._inductor.aoti_load_package(path)
+        for rows in (4, 7):
+            x = values(torch.float32, (rows, 8), rows)
+            torch.testing.assert_close(loaded(x), model(x))
+    assert math.isclose(torch.relu(model.linear(x)).sum().item(), loaded(x).sum().item(), rel_tol=1e-4)

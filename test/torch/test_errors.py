@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input: an error that says the op, the group, the rank, what was expected and what was found."""
+
+import re
+
+import pytest
+import torch
+
+
+def raises(text):
+    return pytest.raises(RuntimeError, match=re.escape(text))
+
+
+BAD_TENSORS = {
+    "complex": (lambda: torch.ones(2, dtype=torch.complex64), "x has dtype ComplexFloat, expected float32, "),
+    "float8": (lambda: torch.ones(2).to(torch.float8_e4m3fn), "x has dtype Float8_e4m3fn, expected float32, "),
+    "sparse": (lambda: torch.ones(2).to_sparse(), "x is a tensor of layout Sparse on device cpu, expected a dense"),
+    "sparse csr": (lambda: torch.eye(2).to_sparse_csr(), "layout SparseCsr on device cpu, expected a dense"),
+    "mkldnn": (lambda: torch.ones(2).to_mkldnn(), "layout Mkldnn on device cpu, expected a dense"),
+    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8), "expected a dense"),
+}
+
+
+@pytest.mark.parametrize("form", ["all_reduce", "all_reduce_"])
+@pytest.mark.parametrize("kind", BAD_TENSORS)
+def test_tensors_that_cannot_be_reduced(ops, order, kind, form):
+    make, text = BAD_TENSORS[kind]
+    for token in ((order,), ()):
+        with raises(text):
+            getattr(ops, form)(make(), *token)
+        with pytest.raises(RuntimeError, match="^rankfold_example::_?all_reduce"):
+            getattr(ops, form)(make(), *token)
+
+
+@pytest.mark.parametrize("form", ["all_reduce", "all_reduce_"])
+def test_a_message_names_op_group_and_rank(ops, order, form):
+    ops.init("named", rank=0, size=1)
+    with raises(f'rankfold_example::{form} (group "named", rank 0 of 1): op is "mean", expected one of sum, prod, '):
+        getattr(ops, form)(torch.ones(2), order, "mean", "named")
+    with raises(f"rankfold_example::{form} (default group, rank 0 of 1): tag is -1, expected 0 to 1048575"):
+        getattr(ops, form)(torch.ones(2), order, tag=-1)
+    ops.finalize("named")
+
+
+def test_tensors_that_overlap_themselves_cannot_be_written(ops, order):
+    for x in (torch.ones(1).expand(3), torch.ones(8).as_strided((3, 3), (2, 1)),
+              torch.ones(20).as_strided((3, 4), (4, 2))):
+        with raises("so that elements share memory"):
+            ops.all_reduce_(x, order)
+    # These interleave, but share nothing.
+    x = torch.arange(8.0).as_strided((2, 3), (3, 2))
+    assert ops.all_reduce_(x, order) is x
+    # Reading twice does no harm.
+    assert ops.all_reduce(torch.ones(1).expand(3), order).tolist() == [1, 1, 1]
+
+
+def test_lazy_views_give_the_right_values(ops, order):
+    base = torch.tensor([1 + 2j, 3 - 4j])
+    negative = base.conj().imag
+    assert negative.is_neg()
+    assert ops.all_reduce(negative, order).tolist() == [-2, 4]
+    ops.all_reduce_(negative, order)
+    assert negative.tolist() == [-2, 4] and base.tolist() == [1 + 2j, 3 - 4j]
+
+
+def test_operators_that_a_dtype_does_not_have(ops, order):
+    for op, dtype, expected in (("avg", torch.int64, "expected a floating type"),
+                                ("sum", torch.bool, "expected a number type"),
+                                ("bit_and", torch.float32, "expected an integer type or bool")):
+        with raises(f"op {op} is not defined for dtype "):
+            ops.all_reduce(torch.ones(2, dtype=dtype), order, op)
+        with raises(expected):
+            ops.all_reduce(torch.ones(2, dtype=dtype), order, op)
+
+
+def test_what_is_no_token(ops):
+    for order in (torch.zeros(2, dtype=torch.int64), torch.zeros(1)):
+        with raises("expected the order token that init() returned"):
+            ops.all_reduce(torch.ones(2), order)
+
+
+def test_a_group_that_is_not_there(ops, order):
+    ops.init("here", rank=0, size=1)
+    for call in (lambda: ops.all_reduce(torch.ones(2), order, group="there"), lambda: ops.barrier(order, "there"),
+                 lambda: ops.rank("there"), lambda: ops.finalize("there"), lambda: ops.abort(group="there")):
+        with raises('there is no group "there", expected the default group "" or one of "here"'):
+            call()
+        with raises('torch.ops.rankfold_example.init("there")'):
+            call()
+    ops.finalize("here")
+    with raises('(group "here"): is not initialised; call torch.ops.rankfold_example.init("here") on every rank'):
+        ops.all_reduce(torch.ones(2), order, group="here")
+
+
+def test_ops_before_init_say_how_to(library):
+    library.finalize()
+    order = library.order()
+    for call in (lambda: library.all_reduce(torch.ones(2), order), lambda: library.all_reduce_(torch.ones(2)),
+                 lambda: library.barrier(), lambda: library.rank(), lambda: library.size(), lambda: library.abort()):
+        with raises("(default group): is not initialised; call torch.ops.rankfold_example.init() on every rank first"):
+            call()
+    library.finalize()  # as often as one likes
+
+
+def test_init_twice(ops):
+    with raises("init (default group, rank 0 of 1): is already initialised; call finalize() first"):
+        ops.init(rank=0, size=1)
+
+
+@pytest.mark.parametrize("arguments, text", [
+    (dict(rank=2, size=2, key="k"), "rank is 2 and size is 2, expected rank 0 to 1"),
+    (dict(rank=-2, size=2, key="k"), "rank is -2 and size is 2, expected rank 0 to 1"),
+    (dict(rank=0, size=0, key="k"), "rank is 0 and size is 0, expected size 1 or more"),
+    (dict(rank=1), "rank is 1 and size is -1, expected size 1 or more"),
+    (dict(size=2, key="k"), "rank is -1 and size is 2, expected rank 0 to 1"),
+    (dict(rank=0, size=2), "rank and size are given and key is not"),
+    (dict(key="k"), "key is given, and rank and size are not"),
+    (dict(rank=0, size=1, timeout=-1.0), "timeout is -1, expected seconds"),
+    (dict(rank=0, size=1, timeout=float("nan")), "timeout is nan, expected seconds"),
+    (dict(rank=0, size=1 << 40, key="k"), "expected size 1 or more"),
+])
+def test_init_with_bad_arguments(library, arguments, text):
+    library.finalize()
+    with raises(text):
+        library.init(**arguments)
+
+
+LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_PROCID",
+            "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "TORCHELASTIC_RUN_ID")
+
+
+@pytest.mark.parametrize("variables, text", [
+    ({}, "rendezvous_error: rankfold: no launcher found in the environment: looked for RANK and WORLD_SIZE"),
+    ({"RANK": "0"}, "but WORLD_SIZE is not set"),
+    ({"RANK": "x", "WORLD_SIZE": "1"}, 'RANK is "x", expected a whole number from 0 to 0'),
+    ({"RANK": "3", "WORLD_SIZE": "2"}, 'RANK is "3", expected a whole number from 0 to 1'),
+    ({"RANK": "0", "WORLD_SIZE": "1", "RANKFOLD_TIMEOUT": "soon"}, 'RANKFOLD_TIMEOUT is "soon", expected seconds'),
+])
+def test_init_in_a_bad_environment(library, monkeypatch, variables, text):
+    library.finalize()
+    for name in (*LAUNCHER, "RANKFOLD_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with raises("rankfold_example::init (default group): "):
+        library.init()
+    with raises(text):
+        library.init()
+
+
+def test_a_rank_that_never_comes_is_named(library):
+    library.finalize()
+    with raises("rank 1"):
+        library.init(rank=0, size=2, key="nobody else has this key", timeout=0.3)
+    # Nothing is left of it.
+    library.init(rank=0, size=1)
+    library.finalize()
+
+
+def test_gradients_that_are_not_supported(ops, order):
+    x = torch.ones(2, requires_grad=True)
+    for op in ("prod", "min", "max"):
+        with raises(f"x requires grad, which op {op} does not support, expected sum or avg"):
+            ops.all_reduce(x, order, op)
+        with torch.no_grad():
+            ops.all_reduce(x, order, op)
+    for y in (x, x * 2):
+        with raises("x requires grad, which is not supported in place"):
+            ops.all_reduce_(y, order)
+    with torch.no_grad():
+        ops.all_reduce_(x, order)
+
+
+def test_an_error_leaves_the_group_usable(ops, order):
+    with pytest.raises(RuntimeError):
+        ops.all_reduce(torch.ones(2), order, "mean")
+    assert ops.all_reduce(torch.ones(2), order).tolist() == [1, 1]
