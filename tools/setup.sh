@@ -137,10 +137,16 @@ group base 'meson>=1.3 ninja numpy'
   group tests 'pytest expecttest clang-format==23.1.5'
 
 # The CPU build first, by its own name. Where pip knows none, the plain name gives what the index has:
-# on x86-64 that may be the CUDA build, which works here too but weighs gigabytes.
+# on x86-64 that may be the CUDA build, which works here too but weighs gigabytes. The tests do not
+# fetch that unasked: they go on without torch.
 install_torch() {
   say "installs Python packages in $venv: torch $torch_version, CPU build (about 200 MB)"
   pip_install "torch==$torch_version+cpu" && return
+  if [ "$profile" = tests ] && [ "$(uname -m)" = x86_64 ] && [ -z "${RANKFOLD_PIP_OPTIONS-}" ]; then
+    say "pip has no CPU build of torch $torch_version for this Python here; name an index that has one"
+    say '  (RANKFOLD_PIP_OPTIONS="--extra-index-url …"), or another Python (RANKFOLD_PYTHON=python3.11)'
+    return 1
+  fi
   say "pip has no CPU build of torch $torch_version for this Python here; tries torch==$torch_version"
   say '  as the index gives it (a CUDA build takes 3 GB to fetch and 5 GB of disk)'
   say '  (an index with CPU builds can be named: RANKFOLD_PIP_OPTIONS="--extra-index-url …")'

@@ -53,6 +53,8 @@ class Contestant:
             self._pending.append(b"")
         with open(self.log, "wb") as log:
             for rank in [0] if self._launcher else range(self.ranks):
+                # Process groups of their own, to end them; no sessions of their own, which a scheduler with
+                # autogroups would keep apart: then sched_yield would do nothing for another rank.
                 self._processes.append(
                     subprocess.Popen(
                         self._command(rank),
@@ -60,7 +62,7 @@ class Contestant:
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
-                        start_new_session=True,
+                        process_group=0,
                     )
                 )
 

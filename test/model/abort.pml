@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Failing (include/rankfold/context.hpp: record, mark, found_mark, check_alive): N ranks make K calls of
-// one step, each a broadcast or one that waits for all. EVENTS times something goes wrong, at any moment:
-// a rank throws in a call (before or after it has published), dies, leaves early, or a thread aborts.
+// one step, each a broadcast or one that waits for all. EVENTS times something goes wrong: a rank throws
+// in a call (before it has published, after, or when all have arrived), dies at any moment, leaves early,
+// or a thread aborts at any moment.
 //
 // Checked:
 // - nobody hangs: every rank that lives completes its calls or throws;
 // - one cause: all who throw give the cause that the first failing rank recorded, or, if it died while
 //   it wrote the record, say that they do not know;
 // - after a call has thrown on any rank, or an abort() has returned, no call that begins succeeds;
-// - nobody throws if nothing went wrong (leaving after the last call is no failure), and whoever is said
-//   to be lost had not published the step it is missed at;
+// - nobody throws if nothing went wrong (leaving after the last call is no failure);
 // - a mark is never there without a record, and marking never undoes a publication.
 //
 // Waiting is plain blocking (sleep.pml has the sleeping). Slices are there: a waiting rank learns that
@@ -67,18 +67,19 @@ bool over;      // a call has thrown, or an abort() has returned
 
 // What others can see of a rank is what it writes: it dies before a write or after all of them. All
 // threads of a process die together.
-#define UNLESS_DEAD                              \
-  if                                             \
-  :: !dead[me]                                   \
-  :: dead[me] -> goto dies                       \
-  :: !dead[me] && may_die[me] ->                 \
-     dead[me] = true;                            \
-     happened = true;                            \
-     goto dies                                   \
+#define UNLESS_DEAD               \
+  if                              \
+  :: !dead[me]                    \
+  :: dead[me] -> goto dies        \
+  :: !dead[me] && may_die[me] ->  \
+     dead[me] = true;             \
+     happened = true;             \
+     goto dies                    \
   fi
 
 // Marks every line. One that is marked is passed over at once: to mark it again changes nothing.
-// COARSE: both lines of a rank at a time, to save states with three ranks.
+// COARSE, to save states where many ranks fail: both lines of a rank are marked at a time, and who finds
+// a mark marks them all at once; what goes wrong first does so on rank 0; who has thrown does not leave.
 #ifdef COARSE
 #define LINES 2
 #else
@@ -115,22 +116,24 @@ inline mark_all() {
        od;
 #endif
      }
-  :: m == 2 * N -> break;
+  :: atomic { m == 2 * N -> m = 0; break; }
   od;
-  m = 0;
 #endif
 }
 
 // record(), by a rank or by its abort(); `mine` is then the cause if this one was first, else 0.
+#ifdef FAULT_RECORD_BY_STORE
+#define FREE (mine != 0)
+#else
+#define FREE (state == 0)
+#endif
+
 inline record(who) {
 #ifdef FAULT_MARK_BEFORE_RECORD
   mark_all();
 #endif
 #ifdef FAULT_RECORD_BY_STORE
   mine = (state == 0 -> who : 0);
-#define FREE (mine != 0)
-#else
-#define FREE (state == 0)
 #endif
   atomic {
     UNLESS_DEAD;
@@ -151,101 +154,108 @@ inline record(who) {
   fi;
 }
 
-inline publish() {
-  // The exchange.
-  atomic {
-    UNLESS_DEAD;
-    taken = MARKED(me, step);
-    word[LINE(me, step)] = 2 * step;
-#ifndef FAULT_MARK_LOST
-    if
-    :: taken -> taken = false; goto found_mark;
-    :: else
-    fi;
-#endif
-  }
-}
-
-// check_alive: reads the flag, whether its owner is gone, and the flag again. Once a rank is gone its
+// check_alive reads the flag, whether its owner is gone, and the flag again. Once a rank is gone its
 // flag stays as it is, so the last two are one step here.
-#define LOST(q, s) (q != me && GONE(q) && !ARRIVED(q, s))
+#define LOST(q) (q != me && GONE(q) && !ARRIVED(q, at))
 #if N == 2
-#define ANY_LOST(s) (LOST(0, s) || LOST(1, s))
+#define ANY_LOST (LOST(0) || LOST(1))
 #else
-#define ANY_LOST(s) (LOST(0, s) || LOST(1, s) || LOST(2, s))
+#define ANY_LOST (LOST(0) || LOST(1) || LOST(2))
 #endif
 
-// Waits for p at step s; `everyone`: all peers are needed, so any of them may be missed.
-inline wait_for(p, s, everyone) {
-  do
-  :: ARRIVED(p, s) -> break;
-  :: !ARRIVED(p, s) && (MARKED(p, s) || state != 0) -> goto found_mark;
-  :: dead[me] -> goto dies;
-#if defined(FAULT_NO_LOOK_AGAIN)
-  :: atomic { suspect == NOBODY && !ARRIVED(p, s) -> suspect = p; }
-  :: suspect != NOBODY && GONE(suspect) -> goto fails;
-#elif !defined(FAULT_NO_LIVENESS)
-  :: (everyone -> ANY_LOST(s) : LOST(p, s)) -> goto fails;
-#endif
-  od;
-#ifdef FAULT_NO_LOOK_AGAIN
-  suspect = NOBODY;
-#endif
-}
+#define EVERYONE (i < N)
+#define AWAITED (i < N -> (me + i) % N : roots[step])
 
 proctype rank(byte me) {
-  byte step, seen, mine, i, m;
+  byte step;       // the step of this call
+  byte at;         // the step it waits for
+  byte i;          // the i-th rank after this one is next; N: waits for the root only
+  byte seen;       // the step at which it has seen all
+  byte mine, m;
+  bool late;       // something had failed before this call began
 #ifdef FAULT_MARK_BY_STORE
   byte old;
 #endif
 #ifdef FAULT_NO_LOOK_AGAIN
   byte suspect = NOBODY;
 #endif
-  bool taken, late;
+
+begins:
+  atomic {
+    if
+    :: step == K -> goto leaves;
+    :: step < K && may_leave[me] -> happened = true; goto leaves;
+    :: step < K -> step++; late = over;
+    fi;
+    // next_step: sees what a broadcast has left undone.
+    if
+    :: seen + 1 < step -> at = step - 1; i = 1; goto waits;
+    :: else
+    fi;
+  }
+
+publishes:
+  atomic {
+    if
+    :: may_throw[me] -> goto fails;
+    :: true
+    fi;
+    UNLESS_DEAD;
+    // The exchange.
+    m = MARKED(me, step);
+    word[LINE(me, step)] = 2 * step;
+#ifdef FAULT_MARK_LOST
+    m = 0;
+#endif
+    if
+    :: m != 0 -> goto found_mark;
+    :: m == 0 && may_throw[me] -> goto fails;
+    :: m == 0
+    fi;
+    at = step;
+    i = (roots[step] == NOBODY -> 1 : N);
+    if
+    :: roots[step] == me -> goto completes;
+    :: else
+    fi;
+  }
+
+waits:
   do
-  :: step == K -> goto leaves;
-  :: step < K ->
-     if
-     :: may_leave[me] -> happened = true; goto leaves;
-     :: true
-     fi;
-     atomic { step++; late = over; }
-     // next_step: sees what a broadcast has left undone.
-     if
-     :: seen + 1 < step ->
-        do
-        :: i < N && i != me -> wait_for(i, step - 1, true); i++;
-        :: i == me -> i++;
-        :: i == N -> break;
-        od;
-        atomic { i = 0; seen = step - 1; }
-     :: else
-     fi;
-     if
-     :: may_throw[me] -> happened = true; goto fails;
-     :: true
-     fi;
-     publish();
-     if
-     :: may_throw[me] -> happened = true; goto fails;
-     :: true
-     fi;
-     if
-     :: roots[step] == NOBODY ->
-        i = 1;
-        do
-        :: i < N -> wait_for((me + i) % N, step, true); i++;
-        :: i == N -> break;
-        od;
-        atomic { i = 0; seen = step; }
-     :: roots[step] != NOBODY && roots[step] != me -> wait_for(roots[step], step, false);
-     :: roots[step] == me
-     fi;
-     assert(!late);  // succeeds
+  :: atomic {
+       ARRIVED(AWAITED, at) ->
+#ifdef FAULT_NO_LOOK_AGAIN
+       suspect = NOBODY;
+#endif
+       if
+       :: i + 1 < N -> i++;
+       :: i + 1 == N -> seen = at; break;
+       :: i == N -> break;
+       fi;
+     }
+  :: !ARRIVED(AWAITED, at) && (MARKED(AWAITED, at) || state != 0) -> goto found_mark;
+  :: dead[me] -> goto dies;
+#if defined(FAULT_NO_LOOK_AGAIN)
+  :: atomic { suspect == NOBODY && !ARRIVED(AWAITED, at) -> suspect = AWAITED; }
+  :: suspect != NOBODY && GONE(suspect) -> goto fails;
+#elif !defined(FAULT_NO_LIVENESS)
+  :: (EVERYONE -> ANY_LOST : LOST(roots[step])) -> goto fails;
+#endif
   od;
+  if
+  :: at != step -> goto publishes;
+  :: at == step && may_throw[me] -> goto fails;
+  :: at == step
+  fi;
+
+completes:
+  atomic { assert(!late); i = 0; at = 0; goto begins; }
 
 fails:
-  atomic { i = 0; late = false; seen = 0; }
+  atomic {
+    i = 0; at = 0; seen = 0; late = false;
+    happened = happened || may_throw[me];
+  }
   record(me + 1);
   if
   :: mine != 0 -> mark_all(); goto throws;
@@ -253,38 +263,54 @@ fails:
   fi;
 
 found_mark:
-  atomic { assert(state != 0); i = 0; late = false; seen = 0; }
+  atomic { assert(state != 0); i = 0; at = 0; seen = 0; late = false; m = 0; }
 #ifdef FAULT_MARK_OWN_ONLY
   d_step {
     word[LINE(me, 0)] = word[LINE(me, 0)] | 1;
     word[LINE(me, 1)] = word[LINE(me, 1)] | 1;
   }
+#elif defined(COARSE)
+  atomic {
+    UNLESS_DEAD;
+    do
+    :: m < 2 * N -> word[m] = word[m] | 1; m++;
+    :: else -> break;
+    od;
+    m = 0;
+  }
 #else
   mark_all();
 #endif
-  if
+  atomic {
+    if
 #ifdef FAULT_READ_EARLY
-  :: state != 0 -> mine = cause;
+    :: state != 0 -> mine = cause;
 #else
-  :: state == 2 -> mine = cause;
+    :: state == 2 -> mine = cause;
 #endif
 #ifndef FAULT_WAIT_FOR_EVER
-  :: state == 1 && WRITER_DEAD -> mine = UNKNOWN;
+    :: state == 1 && WRITER_DEAD -> mine = UNKNOWN;
 #endif
-  fi;
+    :: dead[me] -> goto dies;
+    fi;
+    goto throws;
+  }
 
 throws:
   atomic {
-    assert(mine == first || mine == UNKNOWN && WRITER_DEAD);
     UNLESS_DEAD;
+    assert(mine == first || mine == UNKNOWN && WRITER_DEAD);
     over = true;
+#ifdef COARSE
+    goto dies;
+#endif
   }
 
 leaves:
   atomic { UNLESS_DEAD; left[me] = true; }
 
 dies:
-  skip;
+  atomic { step = 0; at = 0; i = 0; seen = 0; mine = 0; m = 0; late = false; }
 }
 
 // abort() of rank `me`, from a thread of its own.
@@ -298,7 +324,7 @@ proctype aborter(byte me) {
   mark_all();
   atomic { UNLESS_DEAD; over = true; }
 dies:
-  skip;
+  atomic { mine = 0; m = 0; }
 }
 
 init {
@@ -308,13 +334,22 @@ init {
       select(r : 0 .. N);
       roots[n] = r;
     }
+    // Rank r / 4 does r % 4.
+    r = 0;
     for (n : 1 .. EVENTS) {
-      select(r : 0 .. N - 1);
+      do
+#ifdef COARSE
+      :: (n == 1 && r < 3) || (n > 1 && r < 4 * N - 1) -> r++;
+#else
+      :: r < 4 * N - 1 -> r++;
+#endif
+      :: true -> break;
+      od;
       if
-      :: may_throw[r] = true;
-      :: may_leave[r] = true;
-      :: may_die[r] = true;
-      :: run aborter(r);
+      :: r % 4 == 0 -> may_throw[r / 4] = true;
+      :: r % 4 == 1 -> may_leave[r / 4] = true;
+      :: r % 4 == 2 -> may_die[r / 4] = true;
+      :: r % 4 == 3 -> run aborter(r / 4);
       fi;
     }
     r = 0;

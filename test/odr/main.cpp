@@ -1,16 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // One program of two translation units, one of them compiled for AVX2: each must run kernels for its
 // own flags, though the linker keeps only one function of each name.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <cxxabi.h>
 #include <dlfcn.h>
 
+#include "kernels.hpp"
+
 const void* kernel_of_base();
 const void* kernel_of_avx2();
+kernel_list kernels_of_base();
+kernel_list kernels_of_avx2();
 
 namespace {
 
@@ -23,12 +30,65 @@ std::string function_at(const void* address) {
   return status == 0 ? name.get() : info.dli_sname;
 }
 
+int failures = 0;
+
+void check(bool right, const std::string& what) {
+  if (!right) {
+    std::printf("wrong: %s\n", what.c_str());
+    ++failures;
+  }
+}
+
+void check_call() {
+  const std::string base = function_at(kernel_of_base());
+  const std::string avx2 = function_at(kernel_of_avx2());
+  std::printf("base: %s\navx2: %s\n", base.c_str(), avx2.c_str());
+  check(base.find("avx") == std::string::npos, "all_reduce of base.cpp");
+  check(avx2.find("avx2") != std::string::npos, "all_reduce of avx2.cpp");
+}
+
+void check_kernels() {
+  const kernel_list base = kernels_of_base();
+  const kernel_list avx2 = kernels_of_avx2();
+  constexpr std::size_t size = 8 * 77;
+  constexpr int n = 7;
+  std::vector<std::vector<std::byte>> data;
+  std::vector<const void*> in;
+  unsigned state = 1;
+  for (int k = 0; k < n; ++k) {
+    auto& bytes = data.emplace_back(size);
+    std::generate(bytes.begin(), bytes.end(), [&] {
+      return static_cast<std::byte>((state = state * 1664525U + 1013904223U) >> 24);
+    });
+    in.push_back(bytes.data());
+  }
+  const smaller_magnitude op;
+  const std::size_t element[] = {4, 8, 2, 2, 1, 4};
+  for (std::size_t i = 0; i < base.folds.size(); ++i) {
+    check(base.folds[i] != avx2.folds[i], "fold " + std::to_string(i) + " is one function");
+    std::vector<std::byte> a(size);
+    std::vector<std::byte> b(size);
+    base.folds[i](&op, in.data(), n, a.data(), size / element[i]);
+    avx2.folds[i](&op, in.data(), n, b.data(), size / element[i]);
+    check(a == b, "fold " + std::to_string(i) + " differs");
+  }
+  for (std::size_t i = 0; i < base.conversions.size(); ++i) {
+    check(base.conversions[i] != avx2.conversions[i],
+          "conversion " + std::to_string(i) + " is one function");
+    std::vector<std::byte> a(2 * size);
+    std::vector<std::byte> b(2 * size);
+    base.conversions[i](in[0], a.data(), size / 4);
+    avx2.conversions[i](in[0], b.data(), size / 4);
+    check(a == b, "conversion " + std::to_string(i) + " differs");
+  }
+  check(base.scalar != avx2.scalar, "the scalar fold is one function");
+}
+
 }  // namespace
 
 int main() {
   if (__builtin_cpu_supports("avx2") == 0) return 77;  // skipped
-  const std::string base = function_at(kernel_of_base());
-  const std::string avx2 = function_at(kernel_of_avx2());
-  std::printf("base: %s\navx2: %s\n", base.c_str(), avx2.c_str());
-  return base.find("sse2") != std::string::npos && avx2.find("avx2") != std::string::npos ? 0 : 1;
+  check_call();
+  check_kernels();
+  return failures == 0 ? 0 : 1;
 }

@@ -70,7 +70,7 @@ class Ranks:
             environment = {
                 **os.environ,
                 "RANK": str(rank), "WORLD_SIZE": str(self.size), "TORCHELASTIC_RUN_ID": run,
-                "RANKFOLD_TIMEOUT": "60",
+                "RANKFOLD_TIMEOUT": "240",
                 "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1",
                 "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
                 **self.environment,
@@ -104,7 +104,7 @@ class Ranks:
         for rank in range(self.size) if only is None else only:
             send(self.pipes[rank], (function.__module__, function.__qualname__, arguments, options))
 
-    def receive(self, seconds=120, only=None):
+    def receive(self, seconds=300, only=None):
         """Their results, in rank order; RanksFailed with all tracebacks if one raised or is late."""
         asked = list(range(self.size) if only is None else only)
         deadline = time.monotonic() + seconds
@@ -127,7 +127,7 @@ class Ranks:
             raise RanksFailed("\n".join(problems))
         return [answers[rank] for rank in asked]
 
-    def __call__(self, function, *arguments, seconds=120, **options):
+    def __call__(self, function, *arguments, seconds=300, **options):
         self.send(function, *arguments, **options)
         return self.receive(seconds)
 

@@ -85,7 +85,7 @@ def many_inputs(here):
 
 
 def test_compiled_layouts_and_dtypes(pair):
-    answers = pair(many_inputs, seconds=300)
+    answers = pair(many_inputs)
     for compiled, eager, xs, ys in answers:
         assert all(same_bits(a, b) for a, b in zip(compiled, eager))
         assert all(same_bits(x, y) for x, y in zip(xs, ys))
@@ -156,7 +156,7 @@ def run_program(here, seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_random_programs_keep_their_order_on_ranks_of_uneven_sizes(pair, seed):
     # A collective out of order meets another one's, which is an error; a dropped one is counted.
-    assert pair(run_program, seed, seconds=300) == [True, True]
+    assert pair(run_program, seed) == [True, True]
 
 
 def two_independent(here):
@@ -339,7 +339,7 @@ def test_without_a_token_the_graph_is_broken_and_right(ops, form):
     counters.clear()
     x = torch.full((2, 2), 0.5)
     assert torch.equal(torch.compile(lambda x: WITHOUT[form](ops, x @ x) @ x)(x), x @ x @ x)
-    assert sum(counters["graph_break"].values()) == 1
+    assert len(counters["graph_break"]) == 1
 
 
 CONTROL = {
@@ -357,7 +357,7 @@ def test_what_is_no_collective_breaks_the_graph(ops):
         torch._dynamo.reset()
         counters.clear()
         assert torch.equal(torch.compile(lambda x: call(ops, x @ x) @ x)(x), x @ x @ x), name
-        assert sum(counters["graph_break"].values()) >= 1, name
+        assert len(counters["graph_break"]) >= 1, name
         torch._dynamo.reset()
         with pytest.raises(torch._dynamo.exc.Unsupported) as caught:
             torch.compile(lambda x: call(ops, x @ x) @ x, fullgraph=True)(x)

@@ -212,6 +212,36 @@ TEST_CASE("nothing is read or written before or after the elements", "[kernel][f
   }
 }
 
+TEST_CASE("a single NaN becomes canonical wherever it stands", "[kernel][fold]") {
+  for (const subject& s : subjects<simd::native>()) {
+    if (s.type > dtype::float16) {
+      continue;
+    }
+    const std::size_t count = 9 * width / s.element + 3;
+    for (const int n : {1, 2, 4, 5}) {
+      problem p(s, n, 0);
+      for (auto& rank : p.data) {
+        rank.assign(count * s.element, std::byte{0});
+      }
+      p.expected.resize(count * s.element);
+      const std::vector<std::byte> nan(s.element, std::byte{0xFF});  // negative, with payload
+      for (std::size_t i = 0; i < count; ++i) {
+        std::byte* const place = p.data[i % p.data.size()].data() + i * s.element;
+        std::memcpy(place, nan.data(), s.element);
+        std::vector<const std::byte*> in;
+        for (const auto& rank : p.data) {
+          in.push_back(rank.data());
+        }
+        reference::fold(s.type, s.operation, in.data(), n, p.expected.data(), count);
+        if (!folds_right(s, p, count, 0)) {
+          FAIL(s.label(n, count, i));
+        }
+        std::memset(place, 0, s.element);
+      }
+    }
+  }
+}
+
 TEST_CASE("every pair of 16-bit patterns has the right minimum and sum", "[kernel][fold]") {
   // All patterns against each of the edge patterns.
   constexpr std::size_t count = 65536;

@@ -91,8 +91,15 @@ struct truth_policy {
   using value = simd::batch<Arch, U>;
   U flip;
   RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
+    const value y = simd::cast<U>(x);
     const value of_zero(flip);
-    return xsimd::select(simd::cast<U>(x) == value(U{0}), of_zero, of_zero ^ value(U{1}));
+    const value one(U{1});
+    // The minimum with 1, where there is an instruction for it.
+    if constexpr (sizeof(U) == 1 || simd::width_bytes<Arch> == 64) {
+      return simd::smaller(y, one) ^ of_zero;
+    } else {
+      return xsimd::select(y == value(U{0}), of_zero, of_zero ^ one);
+    }
   }
   RANKFOLD_DETAIL_INLINE value combine(const value& a, const value& b) const noexcept {
     return a & b;
@@ -257,7 +264,8 @@ struct half_order_policy {
   }
   RANKFOLD_DETAIL_INLINE simd::bytes<Arch> store(const value& x) const noexcept {
     const value number = monotonic(x - value(wrap)) ^ value(flip);
-    return simd::cast<std::uint8_t>(xsimd::select(x < value(least), value(nan), number));
+    return simd::cast<std::uint8_t>(
+        simd::select_less(x, value(least), value(nan), number));
   }
 
  private:

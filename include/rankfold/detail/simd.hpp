@@ -155,6 +155,7 @@ void smaller();
 void interleave();
 void deinterleave();
 void any_nan();
+void select_less();
 
 #if defined(__SSE2__) && defined(__x86_64__)
 
@@ -343,6 +344,12 @@ RANKFOLD_DETAIL_INLINE void store_masked(std::byte* to, __m512i x, std::size_t s
 RANKFOLD_DETAIL_INLINE __m512i multiply(tag<std::uint16_t>, __m512i a, __m512i b) noexcept {
   return _mm512_mullo_epi16(a, b);
 }
+
+// xsimd before 10 does not compile a selection of small integers for AVX-512.
+RANKFOLD_DETAIL_INLINE __m512i select_less(tag<std::int16_t>, __m512i x, __m512i y, __m512i then,
+                                           __m512i otherwise) noexcept {
+  return _mm512_mask_mov_epi16(otherwise, _mm512_cmplt_epi16_mask(x, y), then);
+}
 #  endif
 RANKFOLD_DETAIL_INLINE __m512i multiply(tag<std::uint32_t>, __m512i a, __m512i b) noexcept {
   return _mm512_mullo_epi32(a, b);
@@ -501,6 +508,23 @@ RANKFOLD_DETAIL_INLINE xsimd::batch<T, XsimdArch> smaller(
   }
 }
 
+/// x < y ? then : otherwise.
+template <class T, class XsimdArch>
+RANKFOLD_DETAIL_INLINE xsimd::batch<T, XsimdArch> select_less(
+    const xsimd::batch<T, XsimdArch>& x, const xsimd::batch<T, XsimdArch>& y,
+    const xsimd::batch<T, XsimdArch>& then,
+    const xsimd::batch<T, XsimdArch>& otherwise) noexcept {
+  if constexpr (requires {
+                  detail::select_less(detail::tag<T>{}, x.data, y.data, then.data, otherwise.data);
+                }) {
+    return xsimd::batch<T, XsimdArch>(
+        detail::select_less(detail::tag<T>{}, x.data, y.data, then.data, otherwise.data));
+  } else {
+    return xsimd::select(x < y, then, otherwise);
+  }
+}
+
+/// Whether there is a NaN in any of four registers.
 template <class T, class XsimdArch>
 RANKFOLD_DETAIL_INLINE bool any_nan(const xsimd::batch<T, XsimdArch>& a,
                                     const xsimd::batch<T, XsimdArch>& b,

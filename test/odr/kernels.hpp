@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels as one translation unit sees them.
+#pragma once
+
+#include <array>
+
+#include "rankfold/kernel/convert.hpp"
+#include "rankfold/kernel/fold.hpp"
+
+/// A fold of two arrays of float in each kind of code: vectors, the tail, the stack of many inputs,
+/// conversions, an operator of the user's.
+struct kernel_list {
+  std::array<rankfold::kernel::fold_function, 6> folds;
+  std::array<rankfold::kernel::convert_function, 4> conversions;
+  rankfold::kernel::fold_function scalar;
+};
+
+struct smaller_magnitude {
+  float operator()(float a, float b) const { return a * a < b * b ? a : b; }
+};
+
+/// Compiled in each translation unit.
+template <class Unit>
+kernel_list kernels() {
+  using namespace rankfold;
+  return {{kernel::fold_for<float, sum>(), kernel::fold_for<double, avg>(),
+           kernel::fold_for<bfloat16, sum>(), kernel::fold_for<float16, rankfold::max>(),
+           kernel::fold_for<std::int8_t, prod>(), kernel::fold_for<float, smaller_magnitude>()},
+          {kernel::convert_for<float, bfloat16>(), kernel::convert_for<bfloat16, float>(),
+           kernel::convert_for<float, float16>(), kernel::convert_for<float16, float>()},
+          kernel::fold_for<float, sum, simd::scalar>()};
+}

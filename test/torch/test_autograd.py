@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients: y_r = Σ_s x_s on every rank, the loss is Σ_r L_r, so dx is the all-reduced dy."""
+
+import threading
+
+import pytest
+import torch
+from reference import same_bits, values
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def threads(library):
+    """Runs a function of (rank, group) on two threads that are two ranks; their results."""
+    library.finalize()
+
+    def run(function, seconds=60):
+        results = [None, None]
+
+        def work(rank):
+            group = f"thread {rank}"
+            try:
+                library.init(group, rank=rank, size=2, key=f"threads of {threading.main_thread().native_id}")
+                results[rank] = function(rank, group)
+            except BaseException as error:
+                library.abort("the other thread failed", group)
+                results[rank] = error
+
+        workers = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in (0, 1)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(seconds)
+        assert not any(worker.is_alive() for worker in workers), "a thread hangs: is the GIL held?"
+        for rank in (0, 1):
+            library.finalize(f"thread {rank}")
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    return run
+
+
+@pytest.mark.parametrize("op, factor", [("sum", 1.0), ("avg", 0.5)])
+@pytest.mark.parametrize("token", [True, False], ids=["token", "eager"])
+def test_backward_all_reduces_the_gradient(library, threads, op, factor, token):
+    arguments = (library.order(),) if token else ()
+
+    def function(rank, group):
+        x = values(torch.float64, (3, 4), rank).requires_grad_()
+        y = library.all_reduce(x, *arguments, op=op, group=group)
+        (y * (rank + 1)).sum().backward()
+        return x.grad
+
+    for gradient in threads(function):
+        assert gradient.tolist() == [[3 * factor] * 4] * 3
+
+
+def test_second_derivatives(library, threads):
+    order = library.order()
+
+    def function(rank, group):
+        x = torch.full((2,), 1.0 + rank, dtype=torch.float64, requires_grad=True)
+        y = library.all_reduce(x * x, order, group=group)
+        first, = torch.autograd.grad((y * y).sum(), x, create_graph=True)
+        first.sum().backward()
+        return first.detach(), x.grad
+
+    # y = x0² + x1² on both, L = 2 y²: dL/dx0 = 8 y x0, and Σ_r,i of those again by x0.
+    for rank, (first, second) in enumerate(threads(function)):
+        x0, x1 = 1.0 + rank, 2.0 - rank
+        y = x0 * x0 + x1 * x1
+        assert first.tolist() == [8 * y * x0] * 2
+        assert second.tolist() == [8 * y + 16 * x0 * x0 + 16 * x0 * x1] * 2
+
+
+def test_a_gradient_that_is_not_contiguous(library, threads):
+    def function(rank, group):
+        x = values(torch.float32, (3, 4), rank).requires_grad_()
+        y = library.all_reduce(x, library.order(), group=group)
+        y.t().reshape(12).backward(values(torch.float32, (12,), rank))
+        z = values(torch.float32, (3, 4), rank).requires_grad_()
+        library.all_reduce(z, library.order(), group=group).sum().backward()  # an expanded gradient
+        return x.grad, z.grad
+
+    expected = (values(torch.float32, (12,), 0) + values(torch.float32, (12,), 1)).view(4, 3).t()
+    for x, z in threads(function):
+        assert same_bits(x, expected.contiguous()) and z.tolist() == [[2.0] * 4] * 3
+
+
+def test_compiled_in_two_threads(library, threads):
+    compiling = threading.Lock()
+
+    def function(rank, group):
+        order = library.order()
+        x = values(torch.float32, (3, 4), rank).requires_grad_()
+        compiled = torch.compile(lambda x: library.all_reduce(x * 2, order, group=group).sum() * (rank + 1),
+                                 fullgraph=True, backend="aot_eager")
+        with compiling:  # the compiler, unlike the ops, takes one thread at a time
+            library.init(f"alone {rank}", rank=0, size=1)
+            torch.compile(lambda x: library.all_reduce(x * 2, order, group=f"alone {rank}"), backend="aot_eager")(x)
+            library.finalize(f"alone {rank}")
+        loss = compiled(x)
+        loss.backward()
+        return x.grad
+
+    assert [gradient[0, 0].item() for gradient in threads(function)] == [6.0, 6.0]
+
+
+def test_a_new_tensor_is_returned_also_by_one_rank(ops, order):
+    x = torch.ones(3)
+    y = ops.all_reduce(x, order)
+    assert y is not x and y.data_ptr() != x.data_ptr()
+    y = ops.all_reduce(x.expand(2, 3).t(), order)
+    assert y.is_contiguous()
+
+
+@pytest.mark.parametrize("token", [True, False], ids=["token", "eager"])
+def test_autograd_sees_what_is_written_in_place(ops, order, token):
+    arguments = (order,) if token else ()
+    x = torch.ones(3)
+    version = x._version
+    ops.all_reduce_(x, *arguments)
+    assert x._version == version + 1
+    w = torch.ones(3, requires_grad=True)
+    product = w * x  # needs x for the gradient of w
+    ops.all_reduce_(x[:2], *arguments)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_nothing_of_the_kernel_is_differentiated(ops, order):
+    x = torch.ones(3, 2).requires_grad_()
+    y = ops.all_reduce(x.t(), order)
+    assert "all_reduce" in y.grad_fn.name()
+    with torch.no_grad():
+        assert ops.all_reduce(x, order).grad_fn is None
+    assert ops.all_reduce(x.detach(), order).grad_fn is None
+
+
+def test_checkpoint_repeats_the_collective(ops, order):
+    from torch.utils.checkpoint import checkpoint
+
+    linear = torch.nn.Linear(4, 4)
+    x = torch.ones(2, 4)
+    before = order.item()
+    checkpoint(lambda x: torch.relu(ops.all_reduce(linear(x), order)), x, use_reentrant=False).sum().backward()
+    assert order.item() == before + 3  # forward, forward again, backward
+
+
+def test_forward_mode_and_functorch_are_refused_not_wrong(ops, order):
+    import torch.autograd.forward_ad as forward_ad
+
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(torch.ones(2), torch.ones(2))
+        with pytest.raises(RuntimeError):
+            ops.all_reduce(x, order)
+        with pytest.raises(RuntimeError, match="x requires grad"):
+            ops.all_reduce_(x, order)
+    with pytest.raises(RuntimeError):
+        torch.func.grad(lambda x: ops.all_reduce(x, order).sum())(torch.ones(2))
+
+
+# --- two processes ---
+
+
+def train(here, compiled):
+    ops, order = here.ops, here.order
+
+    def loss_of(x, w):
+        y = ops.all_reduce(x @ w, order)
+        side = ops.all_reduce((x.t() @ x)[:2] * 0.1, order, "avg")
+        return (torch.relu(y) * (here.rank + 1)).sum() + (side * side).sum()
+
+    torch._dynamo.reset()
+    x = values(torch.float32, (2, 8) if compiled else (2, 8), 3 + here.rank).requires_grad_()
+    w = values(torch.float32, (8, 8), here.rank).requires_grad_()
+    before = order.item()
+    function = torch.compile(loss_of, fullgraph=True, dynamic=False) if compiled else loss_of
+    loss = function(x, w)
+    loss.backward()
+    return loss.detach(), x.grad, w.grad, order.item() - before
+
+
+def test_compiled_gradients_are_those_of_eager_code(pair):
+    for eager, compiled in zip(pair(train, False), pair(train, True)):
+        torch.testing.assert_close(eager, compiled, rtol=1e-4, atol=1e-3)
+    # And those of one process that has both.
+    xs = [values(torch.float32, (2, 8), 3 + rank).requires_grad_() for rank in (0, 1)]
+    ws = [values(torch.float32, (8, 8), rank).requires_grad_() for rank in (0, 1)]
+    y = sum(x @ w for x, w in zip(xs, ws))
+    side = sum((x.t() @ x)[:2] * 0.1 for x in xs) / 2
+    (torch.relu(y).sum() * 3 + 2 * (side * side).sum()).backward()
+    for rank, (_, dx, dw, _) in enumerate(pair(train, True)):
+        torch.testing.assert_close((dx, dw), (xs[rank].grad, ws[rank].grad), rtol=1e-4, atol=1e-3)
