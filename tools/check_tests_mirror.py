@@ -11,14 +11,18 @@ import sys
 
 from project import headers, report, root
 
-elsewhere = {  # header -> where it is tested instead
+elsewhere = {  # header -> what tests it instead
     "rankfold.hpp": "test/headers",  # an umbrella
     "torch.hpp": "test/torch",  # an umbrella
     "detail/config.hpp": "test/headers",  # macros only
     "detail/attributes.hpp": "test/headers",  # macros only
-    "detail/rendezvous_message.hpp": "test/unit/bootstrap",  # what unix_socket sends
-    "testing/conformance.hpp": "test/conformance",
+    "detail/fold_batch.hpp": "test/unit/kernel_fold.cpp",  # what the kernels are made of
+    "detail/fold_element.hpp": "test/unit/kernel_fold.cpp",
+    "detail/float16_batch.hpp": "test/unit/kernel_convert.cpp",
+    "detail/simd.hpp": "test/odr",
+    "kernel/copy.hpp": "test/unit/algorithm",  # a memcpy
     "transport.hpp": "test/unit/transport",  # concepts: each transport asserts them
+    "testing/conformance.hpp": "test/conformance",
 }
 
 table = (root / "test" / "meson.build").read_text()
@@ -47,4 +51,6 @@ def tested(name):
 
 problems += [f"include/rankfold/{name} has no test in test/unit" for name, layer in headers().items()
              if name not in elsewhere and not name.startswith("torch/") and not tested(name)]
+problems += [f"tools/check_tests_mirror.py: {place} does not exist"
+             for place in set(elsewhere.values()) if not (root / place).exists()]
 sys.exit(report(sorted(problems), f"{len(tests)} unit tests, each header has one"))

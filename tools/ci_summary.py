@@ -5,12 +5,14 @@
 usage: ci_summary.py BUILD_FOLDER        after `meson test` there
 
 A Meson test counts as one, unless it left a report with a line or an element for each of its cases: a
-file of lines `passed NAME`, `failed NAME`, `skipped NAME`, or JUnit XML, at RANKFOLD_TEST_REPORT.
+file of lines `passed NAME`, `failed NAME`, `skipped NAME`, or JUnit XML, at RANKFOLD_TEST_REPORT. If
+that is `output`, the lines are in what it printed, as `ok NAME` and `FAIL NAME`.
 """
 
 import collections
 import json
 import pathlib
+import re
 import sys
 import xml.etree.ElementTree
 
@@ -21,6 +23,12 @@ def from_lines(path):
     """The results in a file of lines."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [Result(*line.split(" ", 1)) for line in lines]
+
+
+def from_output(text):
+    """The results in what a test printed."""
+    states = {"ok": "passed", "FAIL": "failed"}
+    return [Result(states[word], name) for word, name in re.findall(r"^(ok|FAIL) +(.*)", text, re.MULTILINE)]
 
 
 def from_junit(path):
@@ -47,7 +55,10 @@ def from_meson(build):
         test = json.loads(line)
         name = test["name"].replace(" - rankfold:", ": ")
         report = pathlib.Path(test["env"].get("RANKFOLD_TEST_REPORT", "/none"))
-        cases = (from_junit if report.suffix == ".xml" else from_lines)(report)
+        if str(report) == "output":
+            cases = from_output(test.get("stdout", ""))
+        else:
+            cases = (from_junit if report.suffix == ".xml" else from_lines)(report)
         bad = test["result"] not in ("OK", "SKIP", "EXPECTEDFAIL")
         output = "\n".join(filter(None, [test.get("stdout", ""), test.get("stderr", "")]))
         if bad and not any(case.state == "failed" for case in cases):

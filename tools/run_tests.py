@@ -47,7 +47,7 @@ SUITES = {
     "odr": ("test", ["--suite", "odr"], 60),
     "unit": ("test", ["--suite", "unit"], 900),
     "conformance": ("test", ["--suite", "conformance"], 600),
-    "model": ("test", ["--suite", "model"], 600),
+    "model": ("test", ["--suite", "model"], 1800),
     "package": ("test", ["--suite", "package"], 300),
     "examples": ("test", ["--suite", "examples"], 600),
     "torch": ("test", ["--suite", "torch"], 2400),
@@ -155,7 +155,7 @@ def run_suite(name):
             return not_built
         for test in tests:  # an old report must not stand for a test that did not start
             report = test["env"].get("RANKFOLD_TEST_REPORT")
-            if report:
+            if report and report != "output":
                 pathlib.Path(report).unlink(missing_ok=True)
         leftovers = logs / f"{name}.leftovers"
         leftovers.unlink(missing_ok=True)

@@ -45,7 +45,7 @@
 #define MARK(w) ((w) & 1)
 #define ARRIVED(r, s) (STEP(word[LINE(r, s)]) == (s))
 #define MARKED(r, s) (MARK(word[LINE(r, s)]))
-#define GONE(r) (dead[r] || left[r])
+#define GONE(r) (dead[r] || gone[r])
 
 byte word[2 * N];
 byte roots[K + 1];  // of a call: its root, or NOBODY: all wait for all
@@ -54,7 +54,7 @@ byte state;  // of the record: 0 free, 1 being written, 2 complete
 byte cause;  // 1 + rank, or 1 + N + rank for its abort()
 
 bool dead[N];
-bool left[N];
+bool gone[N];  // left, in order
 bool may_throw[N];
 bool may_leave[N];
 bool may_die[N];
@@ -87,7 +87,9 @@ bool over;      // a call has thrown, or an abort() has returned
 #endif
 
 inline mark_all() {
-#ifndef FAULT_NO_MARK
+#ifdef FAULT_NO_MARK
+  skip;
+#else
   do
   :: atomic {
        m < 2 * N -> UNLESS_DEAD;
@@ -201,7 +203,13 @@ publishes:
     :: true
     fi;
     UNLESS_DEAD;
-    // The exchange.
+    // Finds the mark before the exchange, or, if that look came too early, in what it takes.
+    if
+    :: true
+#ifndef FAULT_MARK_LOST
+    :: MARKED(me, step) -> goto found_mark;
+#endif
+    fi;
     m = MARKED(me, step);
     word[LINE(me, step)] = 2 * step;
 #ifdef FAULT_MARK_LOST
@@ -307,7 +315,7 @@ throws:
   }
 
 leaves:
-  atomic { UNLESS_DEAD; left[me] = true; }
+  atomic { UNLESS_DEAD; gone[me] = true; }
 
 dies:
   atomic { step = 0; at = 0; i = 0; seen = 0; mine = 0; m = 0; late = false; }
@@ -336,6 +344,7 @@ init {
     }
     // Rank r / 4 does r % 4.
     r = 0;
+#if EVENTS > 0
     for (n : 1 .. EVENTS) {
       do
 #ifdef COARSE
@@ -352,6 +361,7 @@ init {
       :: r % 4 == 3 -> run aborter(r / 4);
       fi;
     }
+#endif
     r = 0;
     for (n : 0 .. N - 1) {
       run rank(n);

@@ -84,18 +84,30 @@ inline futex_wake(l) {
   }
 }
 
+inline wake_rank(r) {
+  futex_wake(2 * (r));
+  futex_wake(2 * (r) + 1);
+}
+
+// COARSE, to save states with three ranks: both lines at a time.
+#ifdef COARSE
+#define AT_ONCE atomic
+#else
+#define AT_ONCE
+#endif
+
 inline mark(r) {
 #ifdef FAULT_WAKE_BEFORE_MARK
-  futex_wake(2 * (r));
-  futex_wake(2 * (r) + 1);
+  wake_rank(r);
 #endif
-  word[2 * (r)] = word[2 * (r)] | 1;
+  AT_ONCE {
+    word[2 * (r)] = word[2 * (r)] | 1;
 #ifndef FAULT_MARK_ONE_LINE
-  word[2 * (r) + 1] = word[2 * (r) + 1] | 1;
+    word[2 * (r) + 1] = word[2 * (r) + 1] | 1;
 #endif
+  };
 #if !defined(FAULT_MARK_NO_WAKE) && !defined(FAULT_WAKE_BEFORE_MARK)
-  futex_wake(2 * (r));
-  futex_wake(2 * (r) + 1);
+  AT_ONCE { wake_rank(r); }
 #endif
 }
 
@@ -114,8 +126,15 @@ inline publish() {
 #ifdef FAULT_STORE_BUFFERED
   atomic { buffer[me] == 0; buffer[me] = 1 + 2 * step; }
 #else
-  // The exchange.
+  // The exchange. The look at the mark before it saves the publication and nothing else: it may find
+  // the mark or come too early.
   atomic {
+    if
+    :: true
+#ifndef FAULT_MARK_LOST
+    :: MARKED(me, step) -> goto found_mark;
+#endif
+    fi;
     now = word[LINE(me, step)];
     word[LINE(me, step)] = 2 * step;
     assert(!aborted || MARK(now));

@@ -126,15 +126,17 @@ def test_the_summary_counts_cases_and_tests_and_crashes(tmp_path):
     crashed = tmp_path / "crashed.report"
     crashed.write_text("passed f\n")
     tests = [("one", "OK", None), ("two", "FAIL", lines), ("three", "FAIL", junit),
-             ("four", "TIMEOUT", crashed), ("five", "SKIP", None)]
+             ("four", "TIMEOUT", crashed), ("five", "SKIP", None), ("six", "FAIL", "output")]
     (tmp_path / "meson-logs").mkdir()
     (tmp_path / "meson-logs" / "testlog.json").write_text("\n".join(
-        json.dumps({"name": name, "result": result, "returncode": 1, "stdout": "out",
+        json.dumps({"name": name, "result": result, "returncode": 1, "stdout": "ok   good\nFAIL  bad\n" if report == "output" else "out",
                     "env": {"RANKFOLD_TEST_REPORT": str(report)} if report else {}})
         for name, result, report in tests))
     results = ci_summary.from_meson(tmp_path)
-    assert ci_summary.line(results) == "4 passed, 3 failed, 2 skipped"
-    assert {r.name: r.detail for r in results if r.state == "failed"} == {
+    assert ci_summary.line(results) == "5 passed, 4 failed, 2 skipped"
+    failed = {result.name: result.detail for result in results if result.state == "failed"}
+    assert "bad" in failed.pop("bad")
+    assert failed == {
         "b": "out", "m: e": "why", "four (timeout, exit code 1, last passed: f)": "out"}
 
 

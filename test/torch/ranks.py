@@ -82,20 +82,24 @@ class Ranks:
             self.pipes.append(pipe)
 
     def end(self):
-        for pipe in self.pipes:
-            pipe.close()  # a rank that is idle ends at this
-        deadline = time.monotonic() + 10
+        """Ends the processes as they are: whoever waits for their exit uses `leave`."""
+        self.kill()
         for process in self.processes:
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.wait()
+        for pipe in self.pipes:
+            pipe.close()
         self.processes, self.pipes = [], []
 
-    def kill(self, how=signal.SIGKILL):
-        for process in self.processes:
-            process.send_signal(how)
+    def leave(self, only=None, seconds=60):
+        """Lets processes come to the end of their program; their exit codes."""
+        asked = list(range(self.size) if only is None else only)
+        for rank in asked:
+            self.pipes[rank].close()  # that is what they wait for
+        return [self.processes[rank].wait(seconds) for rank in asked]
+
+    def kill(self, how=signal.SIGKILL, only=None):
+        for rank in range(len(self.processes)) if only is None else only:
+            self.processes[rank].send_signal(how)
 
     def send(self, function, *arguments, only=None, **options):
         """Starts a call on all ranks, or on `only` those."""
@@ -122,7 +126,6 @@ class Ranks:
             except (EOFError, ConnectionError):
                 problems.append(f"rank {rank}: ended with {self.processes[rank].wait()}")
         if problems:
-            self.kill()
             self.end()
             raise RanksFailed("\n".join(problems))
         return [answers[rank] for rank in asked]

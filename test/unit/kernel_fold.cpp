@@ -212,6 +212,40 @@ TEST_CASE("nothing is read or written before or after the elements", "[kernel][f
   }
 }
 
+TEST_CASE("every pair of edge patterns folds right", "[kernel][fold]") {
+  auto all = subjects<simd::native>();
+  const auto scalar = subjects<simd::scalar>();
+  all.insert(all.end(), scalar.begin(), scalar.end());
+  for (const subject& s : all) {
+    std::vector<std::byte> edges;
+    visit(s.type, [&]<class T>() {
+      const auto patterns = values::special_patterns<T>();
+      edges.resize(patterns.size() * sizeof(T));
+      std::memcpy(edges.data(), patterns.data(), edges.size());
+    });
+    const std::size_t each = edges.size() / s.element;
+    const std::size_t count = each * each;
+    for (const int n : {2, 3}) {  // the third is another pairing
+      problem p(s, n, 0);
+      p.expected.resize(count * s.element);
+      std::vector<const std::byte*> in;
+      for (std::size_t k = 0; k < p.data.size(); ++k) {
+        p.data[k].resize(count * s.element);
+        for (std::size_t i = 0; i < count; ++i) {
+          const std::size_t which = k == 0 ? i % each : k == 1 ? i / each : (i + i / each) % each;
+          std::memcpy(p.data[k].data() + i * s.element, edges.data() + which * s.element,
+                      s.element);
+        }
+        in.push_back(p.data[k].data());
+      }
+      reference::fold(s.type, s.operation, in.data(), n, p.expected.data(), count);
+      if (!folds_right(s, p, count, 0)) {
+        FAIL(s.label(n, count, 0));
+      }
+    }
+  }
+}
+
 TEST_CASE("a single NaN becomes canonical wherever it stands", "[kernel][fold]") {
   for (const subject& s : subjects<simd::native>()) {
     if (s.type > dtype::float16) {

@@ -32,15 +32,6 @@ RANKFOLD_DETAIL_INLINE xsimd::batch<T, XsimdArch> canonical_nan(
   return xsimd::select(x == x, x, nan);
 }
 
-/// Signalling NaNs become quiet; the payload stays. (The portable conversion keeps them signalling,
-/// which a fold need not care about.)
-template <class XsimdArch>
-RANKFOLD_DETAIL_INLINE xsimd::batch<float, XsimdArch> quiet_nan(
-    const xsimd::batch<float, XsimdArch>& x) noexcept {
-  const xsimd::batch<std::uint32_t, XsimdArch> quiet(std::uint32_t{0x0040'0000U});
-  return xsimd::select(x == x, x, simd::cast<float>(simd::cast<std::uint32_t>(x) | quiet));
-}
-
 /// As much of a register as `size` bytes give, or fill.
 template <class Arch>
 RANKFOLD_DETAIL_INLINE simd::bytes<Arch> load_up_to(const std::byte* from,
@@ -124,7 +115,8 @@ struct half_batch_portable {
 
   // `m`: exponent and fraction, moved to where a float has them. `s`: the sign, and bits to ignore.
   RANKFOLD_DETAIL_INLINE static floats widen(const lanes& m, const lanes& s) noexcept {
-    // The exponents 1 to 31 become 225 to 255: numbers 2^112 too large, infinities and NaNs.
+    // The exponents 1 to 31 become 225 to 255: numbers 2^112 too large, infinities and NaNs, which
+    // the product makes quiet.
     const floats large = as_float(m + all(224U << 23)) * floats(0x1p-112F);
     // Exponent 0: with the hidden bit of 2^-14, minus 2^-14.
     const lanes hidden = all(113U << 23);

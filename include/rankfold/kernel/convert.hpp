@@ -53,9 +53,6 @@ void convert(const void* in, void* out, std::size_t count) noexcept {
       if constexpr (std::is_same_v<To, float>) {
         auto x = half::unpack(left >= width ? simd::load<Arch>(from + i)
                                             : simd::load_partial<Arch>(from + i, left));
-        if constexpr (std::is_same_v<From, float16>) {
-          x = {detail::quiet_nan(x.first), detail::quiet_nan(x.second)};
-        }
         if constexpr (half::in_pairs) {
           simd::interleave(x.first, x.second);
         }

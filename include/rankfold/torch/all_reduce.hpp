@@ -22,7 +22,7 @@
 #include <torch/library.h>
 
 #include "rankfold/reduction.hpp"
-#include "rankfold/torch/config.hpp"
+#include "rankfold/detail/config.hpp"
 #include "rankfold/torch/group.hpp"
 #include "rankfold/torch/overload.hpp"
 #include "rankfold/torch/tensor.hpp"

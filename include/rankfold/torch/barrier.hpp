@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
-#include "rankfold/torch/config.hpp"
+#include "rankfold/detail/config.hpp"
 #include "rankfold/torch/group.hpp"
 #include "rankfold/torch/overload.hpp"
 #include "rankfold/torch/tensor.hpp"

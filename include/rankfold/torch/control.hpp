@@ -15,7 +15,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include "rankfold/torch/config.hpp"
+#include "rankfold/detail/config.hpp"
 #include "rankfold/torch/group.hpp"
 #include "rankfold/torch/loaded_once.hpp"
 

@@ -21,7 +21,7 @@
 #include "rankfold/communicator.hpp"
 #include "rankfold/detail/fork_generation.hpp"
 #include "rankfold/error.hpp"
-#include "rankfold/torch/config.hpp"
+#include "rankfold/detail/config.hpp"
 #include "rankfold/torch/python.hpp"
 #include "rankfold/transport/shm.hpp"
 

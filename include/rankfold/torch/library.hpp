@@ -2,12 +2,19 @@
 // RANKFOLD_TORCH_LIBRARY: which ops there are, and their registration.
 #pragma once
 
+// Hides the library's namespace, so that two extensions in one process share no state, whatever versions
+// of rankfold they were built with. (The linker makes one of equal inline variables, even of libraries
+// loaded with RTLD_LOCAL.) Has no effect where another header of rankfold came first.
+#ifndef RANKFOLD_NAMESPACE_ATTRIBUTES
+#  define RANKFOLD_NAMESPACE_ATTRIBUTES __attribute__((visibility("hidden")))
+#endif
+
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
 #include "rankfold/torch/all_reduce.hpp"
 #include "rankfold/torch/barrier.hpp"
-#include "rankfold/torch/config.hpp"
+#include "rankfold/detail/config.hpp"
 #include "rankfold/torch/control.hpp"
 #include "rankfold/torch/loaded_once.hpp"
 #include "rankfold/torch/overload.hpp"

@@ -14,7 +14,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include "rankfold/torch/config.hpp"
+#include "rankfold/detail/config.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 

@@ -17,7 +17,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include "rankfold/torch/config.hpp"
+#include "rankfold/detail/config.hpp"
 #include "rankfold/torch/tensor.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE

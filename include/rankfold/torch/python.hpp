@@ -11,7 +11,7 @@
 
 #include <sys/syscall.h>
 
-#include "rankfold/torch/config.hpp"
+#include "rankfold/detail/config.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 

@@ -20,7 +20,7 @@
 #include "rankfold/dtype.hpp"
 #include "rankfold/fingerprint.hpp"
 #include "rankfold/reduction.hpp"
-#include "rankfold/torch/config.hpp"
+#include "rankfold/detail/config.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
