@@ -125,6 +125,8 @@ def contestants_of(arguments, folder, cpus):
     for variant in arguments.variant:
         name, _, options = variant.partition(":")
         name, _, other = name.partition("@")
+        if other and not Path(other).exists():
+            raise Failure(f"--variant {variant}: there is no {other}")
         rankfold(name + ":", Path(other) if other else binary, list(filter(None, options.split(","))))
 
     def torch(name, *options, **more):

@@ -74,8 +74,8 @@ int main(int argc, char** argv) {
   std::vector<std::byte*> buffers;
   for (std::size_t k = 0; k < most + 2; ++k) {
     auto address = reinterpret_cast<std::uintptr_t>(memory.data()) + k * (size + 4096 + 256);
-    buffers.push_back(memory.data() + ((address + 63) / 64 * 64 -
-                                       reinterpret_cast<std::uintptr_t>(memory.data())));
+    buffers.push_back(memory.data() +
+                      ((address + 63) / 64 * 64 - reinterpret_cast<std::uintptr_t>(memory.data())));
   }
   std::byte* const out = buffers[most];
   std::byte* const check = buffers[most + 1];
@@ -115,8 +115,7 @@ int main(int argc, char** argv) {
     });
     for (int r = 1; r <= 10; ++r) {
       const auto operation = static_cast<reduction>(r);
-      const std::string name =
-          std::string(name_of(type)) + " " + std::string(name_of(operation));
+      const std::string name = std::string(name_of(type)) + " " + std::string(name_of(operation));
       if (!supports(operation, type) || name.find(wanted) == std::string::npos) {
         continue;
       }

@@ -3,11 +3,12 @@
 
 import pathlib
 import re
+import shutil
 import subprocess
 
 root = pathlib.Path(__file__).resolve().parent.parent
 include = root / "include" / "rankfold"
-skipped_folders = {".git", "build", "__pycache__"}
+skipped = re.compile(r"(\.git|build.*|__pycache__|\.cache)$")
 
 
 def headers():
@@ -28,13 +29,14 @@ def includes(path):
 
 def files():
     """The project's own files: those that git knows or would take, or all of them without git."""
-    git = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=root,
-                         capture_output=True, text=True) if (root / ".git").exists() else None
-    if git and git.returncode == 0:
-        paths = [root / name for name in git.stdout.split("\0") if name]
-    else:
-        paths = [p for p in root.rglob("*")
-                 if not skipped_folders & {part.split("-")[0] for part in p.relative_to(root).parts}]
+    paths = None
+    if (root / ".git").exists() and shutil.which("git"):
+        git = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=root,
+                             capture_output=True, text=True)
+        if git.returncode == 0:
+            paths = [root / name for name in git.stdout.split("\0") if name]
+    if paths is None:
+        paths = [p for p in root.rglob("*") if not any(map(skipped.match, p.relative_to(root).parts))]
     return sorted(p for p in paths if p.is_file())
 
 

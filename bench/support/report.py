@@ -174,7 +174,7 @@ class Results:
 
     def bars(self):
         """(text, verdict, details) of every bar that this run can say something about."""
-        if self.description["ranks"] != 2:
+        if self.description["ranks"] != 2 or self.description["mode"] != "hot":
             return
         wanted = [
             ("faster than Open MPI at every size", "openmpi", "rankfold", 1.0, 0, None),

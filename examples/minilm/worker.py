@@ -49,8 +49,8 @@ def around_all_reduce(code, all_reduce):
             lines.append(line)
     matmuls = [i for i, line in enumerate(lines) if MATMUL.search(line)]
     all_reduces = [i for i, line in enumerate(lines) if all_reduce in line]
-    first = max((i for i in matmuls if i < all_reduces[0]), default=0)
-    last = min((i for i in matmuls if i > all_reduces[0]), default=len(lines))
+    first = max((i for i in matmuls if i < min(all_reduces, default=0)), default=0)
+    last = min((i for i in matmuls if i > min(all_reduces, default=0)), default=len(lines))
     return {
         "lines": lines[first : last + 1],
         "matmuls": len(matmuls),

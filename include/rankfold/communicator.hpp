@@ -22,6 +22,7 @@
 #include "rankfold/collective/reduce_scatter.hpp"
 #include "rankfold/context.hpp"
 #include "rankfold/detail/config.hpp"
+#include "rankfold/detail/simd.hpp"
 #include "rankfold/dtype.hpp"
 #include "rankfold/error.hpp"
 #include "rankfold/fingerprint.hpp"
@@ -57,6 +58,9 @@ concept element = std::is_trivially_copyable_v<T> && !std::is_const_v<T>;
 ///          sent and leaves the communicator as it was.
 /// Thread-safety: one call at a time, from any thread; `abort` at any time.
 /// See docs/numerics.md for the bits, docs/errors.md for the errors.
+///
+/// Arch, where a member has it, is the instruction set of the kernels: by default the one that the calling
+/// translation unit is compiled for.
 template <memory_transport Transport>
 class communicator {
  public:
@@ -80,55 +84,57 @@ class communicator {
   /// Cost:     up to 40 bytes 1 step of one cache line; up to tuning::one_shot_max_bytes
   ///           (P - 1) · bytes read from peers a rank; above, 2 (P - 1) / P · bytes.
   /// Throws:   see the class.
-  template <element T, std::size_t N, class Op = sum>
+  template <element T, std::size_t N, class Op = sum, class Arch = simd::native>
     requires reduction_op<Op, T>
   void all_reduce(std::span<T, N> data, const Op& op = {}, const call_options& options = {}) {
-    collectives::all_reduce(*context_, kernel::reducer_for<T>(op), data.data(), data.data(),
+    collectives::all_reduce(*context_, kernel::reducer_for<T, Op, Arch>(op), data.data(), data.data(),
                             data.size(), options);
   }
 
   /// Folds `in` over all ranks into `out`, of the same size and apart from it (or the same).
-  template <class In, std::size_t N, element T, std::size_t M, class Op = sum>
+  template <class In, std::size_t N, element T, std::size_t M, class Op = sum, class Arch = simd::native>
     requires std::same_as<std::remove_const_t<In>, T> && reduction_op<Op, T>
   void all_reduce(std::span<In, N> in, std::span<T, M> out, const Op& op = {},
                   const call_options& options = {}) {
     detail::check_count("all_reduce", "out", out.size(), in.size());
-    collectives::all_reduce(*context_, kernel::reducer_for<T>(op), in.data(), out.data(), in.size(),
+    collectives::all_reduce(*context_, kernel::reducer_for<T, Op, Arch>(op), in.data(), out.data(), in.size(),
                             options);
   }
 
   /// Run-time types: `count` elements of `type` at `in` and `out`, which are the same or apart.
+  template <class Arch = simd::native>
   void all_reduce(const void* in, void* out, std::size_t count, dtype type, reduction op,
                   const call_options& options = {}) {
-    collectives::all_reduce(*context_, kernel::reducer_for(type, op), in, out, count, options);
+    collectives::all_reduce(*context_, kernel::reducer_for<Arch>(type, op), in, out, count, options);
   }
 
   /// Folds `in`, P blocks of out.size() elements, over all ranks; rank r gets block r.
-  template <class In, std::size_t N, element T, std::size_t M, class Op = sum>
+  template <class In, std::size_t N, element T, std::size_t M, class Op = sum, class Arch = simd::native>
     requires std::same_as<std::remove_const_t<In>, T> && reduction_op<Op, T>
   void reduce_scatter(std::span<In, N> in, std::span<T, M> out, const Op& op = {},
                       const call_options& options = {}) {
     detail::check_count("reduce_scatter", "in", in.size(), out.size() * ranks());
-    collectives::reduce_scatter(*context_, kernel::reducer_for<T>(op), in.data(), out.data(),
+    collectives::reduce_scatter(*context_, kernel::reducer_for<T, Op, Arch>(op), in.data(), out.data(),
                                 out.size(), options);
   }
 
   /// In place: `data` holds P blocks; returns this rank's block, which holds the result. The other
   /// blocks keep what they hold.
-  template <element T, std::size_t N, class Op = sum>
+  template <element T, std::size_t N, class Op = sum, class Arch = simd::native>
     requires reduction_op<Op, T>
   std::span<T> reduce_scatter(std::span<T, N> data, const Op& op = {},
                               const call_options& options = {}) {
     const std::span<T> own = own_block<T>("reduce_scatter", data);
-    collectives::reduce_scatter(*context_, kernel::reducer_for<T>(op), data.data(), own.data(),
+    collectives::reduce_scatter(*context_, kernel::reducer_for<T, Op, Arch>(op), data.data(), own.data(),
                                 own.size(), options);
     return own;
   }
 
   /// Run-time types: `count` elements a block.
+  template <class Arch = simd::native>
   void reduce_scatter(const void* in, void* out, std::size_t count, dtype type, reduction op,
                       const call_options& options = {}) {
-    collectives::reduce_scatter(*context_, kernel::reducer_for(type, op), in, out, count, options);
+    collectives::reduce_scatter(*context_, kernel::reducer_for<Arch>(type, op), in, out, count, options);
   }
 
   /// Puts `in` of every rank into `out`, in rank order; bytes are copied as they are.

@@ -155,7 +155,8 @@ consteval std::uint32_t find_operator_id() {
 }  // namespace detail
 
 /// Whether the built-in operator `Op` makes sense for elements of type `T`: sum and prod for all
-/// but bool, min and max for all, avg for floating types, bit_* and logical_* for integers and bool.
+/// but bool, min and max for all, avg for floating types, bit_* and logical_* for integers and
+/// bool.
 template <class Op, class T>
 inline constexpr bool supports_v = detail::find_support<Op, std::remove_cv_t<T>>();
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One program of two translation units, one of them compiled for AVX2: each must run kernels for its
-// own flags, though the linker keeps only one function of each name.
+// One program of two translation units, one of them compiled for AVX2: each must run kernels for
+// its own flags, though the linker keeps only one function of each name.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

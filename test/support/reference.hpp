@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle for bits: a scalar recursion of the canonical tree. It shares no code with the library,
-// only its types; conversions of the 16-bit floats are done in exact arithmetic.
+// The oracle for bits: a scalar recursion of the canonical tree. It shares no code with the
+// library, only its types; conversions of the 16-bit floats are done in exact arithmetic.
 #pragma once
 
 #include <algorithm>

@@ -43,9 +43,9 @@ using bits_of = std::conditional_t<
     std::conditional_t<sizeof(T) == 2, std::uint16_t,
                        std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>>;
 
-/// Patterns of a binary float with F fraction bits out of S bits in all: zeros, subnormals, the ends
-/// of the normal range, infinities, quiet and signalling NaNs with payloads, numbers around 1 whose
-/// sums are ties for rounding; each with both signs.
+/// Patterns of a binary float with F fraction bits out of S bits in all: zeros, subnormals, the
+/// ends of the normal range, infinities, quiet and signalling NaNs with payloads, numbers around 1
+/// whose sums are ties for rounding; each with both signs.
 template <class Bits, int S, int F>
 inline std::vector<Bits> float_patterns() {
   const std::uint64_t one_unit = 1;
@@ -57,8 +57,8 @@ inline std::vector<Bits> float_patterns() {
       1,
       2,
       hidden / 2,
-      hidden - 1,            // largest subnormal
-      hidden,                // smallest normal
+      hidden - 1,  // largest subnormal
+      hidden,      // smallest normal
       hidden + 1,
       2 * hidden - 1,
       one - 1,
@@ -66,21 +66,21 @@ inline std::vector<Bits> float_patterns() {
       one + 1,
       one + hidden / 2,
       one + hidden - 1,
-      one + hidden,          // 2
-      one - hidden,          // 1/2
-      one - F * hidden,      // half a unit in the last place of 1 … 2
+      one + hidden,      // 2
+      one - hidden,      // 1/2
+      one - F * hidden,  // half a unit in the last place of 1 … 2
       one - (F + 1) * hidden,
       one - (F + 1) * hidden + 1,
       one + (F + 1) * hidden,
       one + 3 * hidden - 1,
-      infinity - 1,          // largest finite
-      infinity - hidden,     // half of the next power
+      infinity - 1,       // largest finite
+      infinity - hidden,  // half of the next power
       infinity - hidden - 1,
       infinity,
-      infinity + 1,          // signalling NaNs
+      infinity + 1,  // signalling NaNs
       infinity + hidden / 4,
       infinity + hidden / 2 - 1,
-      infinity + hidden / 2, // quiet NaNs
+      infinity + hidden / 2,  // quiet NaNs
       infinity + hidden / 2 + 1,
       infinity + hidden - 1,
   };
@@ -99,9 +99,9 @@ inline std::vector<bits_of<T>> special_patterns() {
   if constexpr (std::is_same_v<T, float>) {
     auto all = float_patterns<bits, 32, 23>();
     // Around the edges of the 16-bit floats, too: their folds are rounded from float.
-    for (const bits more : {0x38800000U, 0x387FFFFFU, 0x33000000U, 0x33000001U, 0x477FE000U,
-                            0x477FEFFFU, 0x477FF000U, 0x7F7F7FFFU, 0x7F7F8000U, 0x3F808000U,
-                            0x3F818000U, 0x3F801000U, 0x3F803000U}) {
+    for (const bits more :
+         {0x38800000U, 0x387FFFFFU, 0x33000000U, 0x33000001U, 0x477FE000U, 0x477FEFFFU, 0x477FF000U,
+          0x7F7F7FFFU, 0x7F7F8000U, 0x3F808000U, 0x3F818000U, 0x3F801000U, 0x3F803000U}) {
       all.push_back(more);
     }
     return all;
@@ -131,8 +131,8 @@ inline std::vector<bits_of<T>> special_patterns() {
   }
 }
 
-/// Writes `count` elements that are hard on kernels: about half are edge patterns, some are close to
-/// each other over the ranks (so that sums cancel), the others are random bits.
+/// Writes `count` elements that are hard on kernels: about half are edge patterns, some are close
+/// to each other over the ranks (so that sums cancel), the others are random bits.
 template <class T>
 inline void fill_hostile(std::byte* to, std::size_t count, int rank,
                          std::uint64_t run_seed = seed()) {
@@ -191,7 +191,8 @@ inline T counting(int rank, std::size_t index) {
   }
 }
 
-/// The sum of `counting` over `ranks` ranks; exact in every type up to 8 ranks (modulo 2^8 in int8).
+/// The sum of `counting` over `ranks` ranks; exact in every type up to 8 ranks (modulo 2^8 in
+/// int8).
 template <class T>
 inline T counting_sum(int ranks, std::size_t index) {
   const auto x = static_cast<std::size_t>(ranks * (ranks + 1) / 2) * (index % 7 + 1);

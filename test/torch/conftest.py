@@ -30,12 +30,10 @@ def extension(tmp_path_factory):
     if path is None:
         from torch.utils import cpp_extension
 
-        folder = tmp_path_factory.mktemp("extension")
-        cpp_extension.load(
+        path = cpp_extension.load(
             "torch_extension", [str(ROOT / "examples" / "torch_extension.cpp")],
             extra_include_paths=[str(ROOT / "include")], extra_cflags=["-std=c++20", "-O2"],
-            build_directory=str(folder), is_python_module=False)
-        path = str(folder / "torch_extension.so")
+            build_directory=str(tmp_path_factory.mktemp("extension")), is_python_module=False)
     torch.ops.load_library(path)
     return path
 

@@ -304,6 +304,29 @@ def test_two_modules_may_hold_the_token_each(ops, order):
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.parametrize("buffer", [False, True], ids=["attribute", "buffer"])
+def test_freezing_does_not_freeze_the_token(ops, order, buffer):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+            if buffer:
+                self.register_buffer("order", order, persistent=False)
+            else:
+                self.order = order
+
+        def forward(self, x):
+            ops.all_reduce(x.sum(0), self.order)
+            return ops.all_reduce_(self.linear(x), self.order)
+
+    model, before = Model().eval(), order.item()
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, options={"freezing": True})
+        for _ in range(3):
+            torch.testing.assert_close(compiled(torch.ones(2, 4)), model.linear(torch.ones(2, 4)))
+    assert order.item() == before + 6
+
+
 def test_fake_tensors_have_the_strides_of_real_ones(ops, order):
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -65,7 +65,7 @@ def test_lazy_views_give_the_right_values(ops, order):
 
 def test_operators_that_a_dtype_does_not_have(ops, order):
     for op, dtype, expected in (("avg", torch.int64, "expected a floating type"),
-                                ("sum", torch.bool, "expected a number type"),
+                                ("sum", torch.bool, "expected a floating or integer type"),
                                 ("bit_and", torch.float32, "expected an integer type or bool")):
         with raises(f"op {op} is not defined for dtype "):
             ops.all_reduce(torch.ones(2, dtype=dtype), order, op)

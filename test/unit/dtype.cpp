@@ -64,8 +64,8 @@ TEST_CASE("the accumulator of the 16-bit floats is float", "[dtype]") {
 
 TEST_CASE("16-bit floats round to nearest even at compile time", "[dtype]") {
   STATIC_REQUIRE(bfloat16(1.0F).bits == 0x3F80);
-  STATIC_REQUIRE(bfloat16(1.00390625F).bits == 0x3F80);   // 1 + 2^-8: a tie, down to even
-  STATIC_REQUIRE(bfloat16(1.01171875F).bits == 0x3F82);   // 1 + 3·2^-8: a tie, up to even
+  STATIC_REQUIRE(bfloat16(1.00390625F).bits == 0x3F80);  // 1 + 2^-8: a tie, down to even
+  STATIC_REQUIRE(bfloat16(1.01171875F).bits == 0x3F82);  // 1 + 3·2^-8: a tie, up to even
   STATIC_REQUIRE(bfloat16(3.4e38F).bits == 0x7F80);
   STATIC_REQUIRE(bfloat16(-0.0F).bits == 0x8000);
   STATIC_REQUIRE(bfloat16(std::numeric_limits<float>::denorm_min()).bits == 0);
@@ -76,7 +76,7 @@ TEST_CASE("16-bit floats round to nearest even at compile time", "[dtype]") {
   STATIC_REQUIRE(float16(65519.0F).bits == 0x7BFF);
   STATIC_REQUIRE(float16(65520.0F).bits == 0x7C00);
   STATIC_REQUIRE(float16(0x1p-24F).bits == 1);
-  STATIC_REQUIRE(float16(0x1p-25F).bits == 0);            // a tie, down to even
+  STATIC_REQUIRE(float16(0x1p-25F).bits == 0);  // a tie, down to even
   STATIC_REQUIRE(float16(0x1.000002p-25F).bits == 1);
   STATIC_REQUIRE(float16(-0x1p-26F).bits == 0x8000);
   STATIC_REQUIRE(float16(std::numeric_limits<float>::signaling_NaN()).bits == 0x7E00);

@@ -40,9 +40,9 @@ struct restore {
 
 TEST_CASE("the environment is set for a fold and restored after it", "[detail][fp_environment]") {
   const restore at_end;
-  for (const std::uint32_t strange : {0x8000U,              // flush to zero
-                                      0x0040U,              // denormals are zero
-                                      0x2000U, 0x4000U,     // down, up
+  for (const std::uint32_t strange : {0x8000U,               // flush to zero
+                                      0x0040U,               // denormals are zero
+                                      0x2000U, 0x4000U,      // down, up
                                       0x6000U | 0x8040U}) {  // to zero, with both
     set_control(usual | strange);
     {

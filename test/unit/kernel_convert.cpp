@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rankfold/kernel/convert.hpp"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -8,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "rankfold/kernel/convert.hpp"
 #include "support/catch.hpp"
 #include "support/reference.hpp"
 #include "support/values.hpp"
@@ -32,8 +31,7 @@ std::uint32_t exact_to_float(std::uint16_t pattern) {
       is_brain ? reference::decode<8, 7>(pattern) : reference::decode<5, 10>(pattern);
   if (std::isnan(value)) {
     const std::uint32_t sign = (pattern & 0x8000U) << 16;
-    return is_brain ? std::uint32_t{pattern} << 16
-                    : sign | 0x7FC00000U | (pattern & 0x03FFU) << 13;
+    return is_brain ? std::uint32_t{pattern} << 16 : sign | 0x7FC00000U | (pattern & 0x03FFU) << 13;
   }
   return std::bit_cast<std::uint32_t>(static_cast<float>(value));
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rankfold/kernel/fold.hpp"
-
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <array>
 #include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include <unistd.h>
+
+#include <sys/mman.h>
+
+#include "rankfold/kernel/fold.hpp"
 #include "support/catch.hpp"
 #include "support/reference.hpp"
 #include "support/values.hpp"
@@ -412,6 +412,5 @@ TEST_CASE("a fold that does not exist is refused by name", "[kernel][fold]") {
                     "rankfold: the operator avg is not defined for elements of type int32");
   CHECK_THROWS_AS(kernel::fold_for(dtype::user, reduction::sum), std::invalid_argument);
   CHECK_THROWS_AS(kernel::fold_for(dtype::int32, reduction::user), std::invalid_argument);
-  CHECK_THROWS_AS(kernel::fold_for(static_cast<dtype>(200), reduction::sum),
-                  std::invalid_argument);
+  CHECK_THROWS_AS(kernel::fold_for(static_cast<dtype>(200), reduction::sum), std::invalid_argument);
 }

@@ -61,10 +61,10 @@ TEST_CASE("reduction_op takes what can fold and nothing else", "[reduction]") {
   STATIC_REQUIRE(!reduction_op<avg, int>);
   STATIC_REQUIRE(reduction_op<first, int>);
   STATIC_REQUIRE(reduction_op<std::plus<>, std::complex<float>>);
-  STATIC_REQUIRE(!reduction_op<std::plus<>, owner>);          // not trivially copyable
+  STATIC_REQUIRE(!reduction_op<std::plus<>, owner>);  // not trivially copyable
   STATIC_REQUIRE(!reduction_op<not_const, int>);
   STATIC_REQUIRE(!reduction_op<other_result, int>);
-  STATIC_REQUIRE(!reduction_op<std::plus<>, bfloat16>);       // has no arithmetic
+  STATIC_REQUIRE(!reduction_op<std::plus<>, bfloat16>);  // has no arithmetic
   STATIC_REQUIRE(!reduction_op<int, int>);
   STATIC_REQUIRE(builtin_operator<sum>);
   STATIC_REQUIRE(!builtin_operator<first>);

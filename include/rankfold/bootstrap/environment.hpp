@@ -217,7 +217,7 @@ inline void check_one_host(const rank_environment& place) {
 inline rank_environment read_environment() {
   using detail::environment_variable;
   using detail::parse_variable;
-  constexpr int most = std::numeric_limits<int>::max();
+  constexpr int most = (std::numeric_limits<int>::max)();
   for (const detail::launcher_variables& known : detail::known_launchers) {
     const char* rank = environment_variable(known.rank);
     const char* size_name = known.size;

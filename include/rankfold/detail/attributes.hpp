@@ -12,10 +12,9 @@
 /// Internal. Around code that uses AVX-512 intrinsics: GCC before 13 takes their undefined operands
 /// for a mistake of those who call them (GCC bug 105593).
 #if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
-#  define RANKFOLD_DETAIL_BEGIN_KERNELS                             \
-    _Pragma("GCC diagnostic push")                                  \
-    _Pragma("GCC diagnostic ignored \"-Wmaybe-uninitialized\"")     \
-    _Pragma("GCC diagnostic ignored \"-Wuninitialized\"")
+#  define RANKFOLD_DETAIL_BEGIN_KERNELS                                                        \
+    _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wmaybe-uninitialized\"") \
+        _Pragma("GCC diagnostic ignored \"-Wuninitialized\"")
 #  define RANKFOLD_DETAIL_END_KERNELS _Pragma("GCC diagnostic pop")
 #else
 #  define RANKFOLD_DETAIL_BEGIN_KERNELS

@@ -127,15 +127,15 @@ struct half_batch_portable {
   }
 
   // The lower 15 bits of the result, in lanes of 32 bits. A number of exponent e, or −14 if that is
-  // larger, has to be a multiple of 2^(e−10). Four times the number is added to 2^(e+15), whose last
-  // bit is 2^(e−8): the addition rounds, and leaves the multiple in the lower bits of the sum and
-  // e + 142, which is e + 14 modulo 32, in its exponent. The hidden bit of the multiple adds the one
-  // that the exponent still lacks.
+  // larger, has to be a multiple of 2^(e−10). Four times the number is added to 2^(e+15), whose
+  // last bit is 2^(e−8): the addition rounds, and leaves the multiple in the lower bits of the sum
+  // and e + 142, which is e + 14 modulo 32, in its exponent. The hidden bit of the multiple adds
+  // the one that the exponent still lacks.
   RANKFOLD_DETAIL_INLINE static lanes narrow(const lanes& u) noexcept {
     const floats magnitude = as_float(u & all(0x7FFF'FFFFU));
     // From 65536 on: infinity.
     const floats fourfold = (magnitude * floats(0x1p+112F)) * floats(0x1p-110F);
-    const floats power = xsimd::max(as_float(u & all(0x7F80'0000U)), floats(0x1p-14F));
+    const floats power = (xsimd::max)(as_float(u & all(0x7F80'0000U)), floats(0x1p-14F));
     const floats bias = as_float(simd::cast<std::int32_t>(power) + all(15U << 23));
     const lanes sum = simd::cast<std::int32_t>(bias + fourfold);
     // Of a NaN, the quiet bit is kept; of a number, it is zero.

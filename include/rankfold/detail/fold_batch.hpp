@@ -117,8 +117,8 @@ struct truth_xor_policy : truth_policy<Arch, std::uint8_t> {
   }
 };
 
-// What `avg` does to a sum; nothing if n is 0. A division by a power of two and the product with its
-// inverse round the same number, so that they have the same bits, and the product is faster.
+// What `avg` does to a sum; nothing if n is 0. A division by a power of two and the product with
+// its inverse round the same number, so that they have the same bits, and the product is faster.
 template <class T>
 struct average_step {
   enum class kind { none, product, quotient };
@@ -264,8 +264,7 @@ struct half_order_policy {
   }
   RANKFOLD_DETAIL_INLINE simd::bytes<Arch> store(const value& x) const noexcept {
     const value number = monotonic(x - value(wrap)) ^ value(flip);
-    return simd::cast<std::uint8_t>(
-        simd::select_less(x, value(least), value(nan), number));
+    return simd::cast<std::uint8_t>(simd::select_less(x, value(least), value(nan), number));
   }
 
  private:
@@ -306,7 +305,7 @@ RANKFOLD_DETAIL_INLINE typename Policy::value fold_partial_at(const Policy& poli
   }
 }
 
-/// Stores the result of one register, or the start of it.
+/// What is to be stored of the result in one register.
 template <class Arch, class Policy>
 RANKFOLD_DETAIL_INLINE simd::bytes<Arch> finish_one(const Policy& policy,
                                                     typename Policy::value x) noexcept {
@@ -421,8 +420,7 @@ RANKFOLD_DETAIL_INLINE void fold_stack(const Policy& policy, int n, const Load& 
     if (k == n) {
       break;
     }
-    unroll<Lanes>(
-        [&](int lane) RANKFOLD_DETAIL_INLINE_LAMBDA { stack[depth][lane] = top[lane]; });
+    unroll<Lanes>([&](int lane) RANKFOLD_DETAIL_INLINE_LAMBDA { stack[depth][lane] = top[lane]; });
     ++depth;
   }
   while (depth > 0) {
@@ -501,8 +499,8 @@ RANKFOLD_DETAIL_INLINE auto fold_policy([[maybe_unused]] int n) noexcept {
     }
   } else if constexpr (std::is_same_v<T, bool> || std::is_same_v<Op, logical_and> ||
                        std::is_same_v<Op, logical_or>) {
-    constexpr bool is_and = std::is_same_v<Op, bit_and> || std::is_same_v<Op, logical_and> ||
-                            std::is_same_v<Op, min>;
+    constexpr bool is_and =
+        std::is_same_v<Op, bit_and> || std::is_same_v<Op, logical_and> || std::is_same_v<Op, min>;
     using bits = unsigned_of_t<T>;
     if constexpr (std::is_same_v<Op, bit_xor>) {
       return truth_xor_policy<Arch>{};
@@ -531,11 +529,12 @@ RANKFOLD_DETAIL_INLINE auto fold_policy([[maybe_unused]] int n) noexcept {
   }
 }
 
-/// Whether `Arch` has the registers that the policy of `T` works in.
+/// Whether `Arch` has the registers that the policy of `T` works in. For floats, registers of
+/// double are asked for, too: the one architecture with float only, 32-bit NEON, flushes
+/// subnormals.
 template <class Arch, class T>
 inline constexpr bool folds_in_batches_v =
-    simd::has_batch_v<Arch, std::uint8_t> && simd::has_batch_v<Arch, float> &&
-    (!std::is_same_v<T, double> || simd::has_batch_v<Arch, double>);
+    simd::has_batch_v<Arch, std::uint8_t> && (!is_floating_v<T> || simd::has_batch_v<Arch, double>);
 
 }  // namespace detail
 RANKFOLD_END_NAMESPACE

@@ -197,8 +197,7 @@ struct element_fold<Arch, Op, T> {
       x /= static_cast<value>(n);
     }
     if constexpr (std::is_same_v<T, value>) {
-      const bits pattern =
-          is_nan(x) ? float_layout<T>::quiet_nan : __builtin_bit_cast(bits, x);
+      const bits pattern = is_nan(x) ? float_layout<T>::quiet_nan : __builtin_bit_cast(bits, x);
       store_element(to, pattern);
     } else {
       store_element(to, T(x));
@@ -239,8 +238,7 @@ void fold_elements(const void* const* in, int n, void* out, std::size_t count) n
 
 /// The fold of a user's operator, over T itself; the result is stored as it is.
 template <class Arch, class Op, class T>
-void fold_elements_user(const Op& op, const void* const* in, int n, void* out,
-                        std::size_t count) {
+void fold_elements_user(const Op& op, const void* const* in, int n, void* out, std::size_t count) {
   const auto combine = [&](const T& a, const T& b) -> T { return op(a, b); };
   if (n == 2) {  // the usual case, free of the recursion
     const auto* a = static_cast<const std::byte*>(in[0]);

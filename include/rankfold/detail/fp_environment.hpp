@@ -24,7 +24,8 @@ class fp_environment {
 #if defined(__SSE2__)
   fp_environment() noexcept {
     asm volatile("stmxcsr %0" : "=m"(saved_) : : "memory");
-    const std::uint32_t wanted = (saved_ & ~(rounding | flush_to_zero | denormals_are_zero)) | masks;
+    const std::uint32_t wanted =
+        (saved_ & ~(rounding | flush_to_zero | denormals_are_zero)) | masks;
     if (wanted != saved_) {
       changed_ = true;
       asm volatile("ldmxcsr %0" : : "m"(wanted) : "memory");

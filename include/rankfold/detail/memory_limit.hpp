@@ -23,7 +23,7 @@ RANKFOLD_BEGIN_NAMESPACE
 namespace detail {
 
 struct memory_limit {
-  std::uint64_t available = std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t available = (std::numeric_limits<std::uint64_t>::max)();
   std::string set_by = "nothing";  // what leaves no more than that
 };
 
@@ -52,7 +52,7 @@ inline std::string_view cut(std::string_view& rest, char separator) {
 
 /// The digits at the start of `text`, saturating; nothing where there are none ("max").
 inline std::optional<std::uint64_t> leading_number(std::string_view text) {
-  constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
+  constexpr std::uint64_t most = (std::numeric_limits<std::uint64_t>::max)();
   std::optional<std::uint64_t> value;
   for (const char c : text) {
     if (c < '0' || c > '9') break;
@@ -70,7 +70,7 @@ inline std::uint64_t number_of_key(std::string_view text, std::string_view key) 
     if (!line.starts_with(key)) continue;
     line.remove_prefix(key.size());
     if (line.find_first_of(" :") != 0) continue;
-    line.remove_prefix(std::min(line.find_first_not_of(" :\t"), line.size()));
+    line.remove_prefix((std::min)(line.find_first_not_of(" :\t"), line.size()));
     return leading_number(line).value_or(0);
   }
   return 0;
@@ -109,7 +109,7 @@ inline std::optional<std::uint64_t> cgroup_available(const std::string& folder,
   const auto usage = number(files.usage);
   // Version 1 has no word for "no limit", only a number too large to mean anything.
   if (!limit || !usage || *limit > (std::uint64_t{1} << 60)) return std::nullopt;
-  std::uint64_t left = *limit - std::min(*limit, *usage);
+  std::uint64_t left = *limit - (std::min)(*limit, *usage);
   if (const auto stat = read_small_file(folder + "/memory.stat")) {
     for (const char* key : files.reclaimable) {
       if (*key != '\0') left += number_of_key(*stat, key);
@@ -117,9 +117,9 @@ inline std::optional<std::uint64_t> cgroup_available(const std::string& folder,
   }
   if (free_swap > 0 && files.swap_limit != nullptr) {
     const std::uint64_t most = number(files.swap_limit).value_or(free_swap);
-    left += std::min(free_swap, most - std::min(most, number(files.swap_usage).value_or(0)));
+    left += (std::min)(free_swap, most - (std::min)(most, number(files.swap_usage).value_or(0)));
   }
-  return std::min(left, *limit);
+  return (std::min)(left, *limit);
 }
 
 /// A path in /proc/self/mountinfo has blanks written as \040.

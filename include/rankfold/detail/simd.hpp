@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The only header that includes xsimd: names for its batches, and what it lacks or what its
-// versions do differently (partial loads, multiplications, shifts of lanes by a constant).
+// versions do differently (partial loads, small multiplications, …).
 //
-// Everything here is a template on the target, so that translation units compiled with different
-// flags never share code: the linker keeps one function of a name, whatever it was compiled for.
+// Everything here is a template on the target or always inlined, so that translation units compiled
+// with different flags never share code: the linker keeps one function of a name, whatever it was
+// compiled for.
 #pragma once
 
 #include <cstddef>
@@ -169,11 +170,11 @@ RANKFOLD_DETAIL_INLINE void load_partial(__m128i& to, const std::byte* from,
     low = load_word<std::uint64_t>(from);
     high = load_word<std::uint64_t>(from + size - 8) >> (8 * (15 - size)) >> 8;
   } else if (size >= 4) {
-    low = load_word<std::uint32_t>(from) |
-          std::uint64_t{load_word<std::uint32_t>(from + size - 4)} << (8 * (size - 4));
+    low = load_word<std::uint32_t>(from) | std::uint64_t{load_word<std::uint32_t>(from + size - 4)}
+                                               << (8 * (size - 4));
   } else if (size >= 2) {
-    low = load_word<std::uint16_t>(from) |
-          std::uint64_t{load_word<std::uint16_t>(from + size - 2)} << (8 * (size - 2));
+    low = load_word<std::uint16_t>(from) | std::uint64_t{load_word<std::uint16_t>(from + size - 2)}
+                                               << (8 * (size - 2));
   } else {
     low = load_word<std::uint8_t>(from);
   }
@@ -379,16 +380,14 @@ RANKFOLD_DETAIL_INLINE bool any_nan(__m512d a, __m512d b, __m512d c, __m512d d) 
 }
 
 RANKFOLD_DETAIL_INLINE void interleave(__m512& a, __m512& b) noexcept {
-  const __m512i low =
-      _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
   const __m512 even = a;
   a = _mm512_permutex2var_ps(even, low, b);
   b = _mm512_permutex2var_ps(even, high, b);
 }
 RANKFOLD_DETAIL_INLINE void deinterleave(__m512& a, __m512& b) noexcept {
-  const __m512i even =
-      _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
   const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
   const __m512 low = a;
   a = _mm512_permutex2var_ps(low, even, b);
@@ -504,7 +503,7 @@ RANKFOLD_DETAIL_INLINE xsimd::batch<T, XsimdArch> smaller(
     // For two zeros, and when there is a NaN, this joins both operands; else one number twice.
     return xsimd::select(a < b, a, b) | xsimd::select(b < a, b, a);
   } else {
-    return xsimd::min(a, b);
+    return (xsimd::min)(a, b);
   }
 }
 
@@ -512,8 +511,7 @@ RANKFOLD_DETAIL_INLINE xsimd::batch<T, XsimdArch> smaller(
 template <class T, class XsimdArch>
 RANKFOLD_DETAIL_INLINE xsimd::batch<T, XsimdArch> select_less(
     const xsimd::batch<T, XsimdArch>& x, const xsimd::batch<T, XsimdArch>& y,
-    const xsimd::batch<T, XsimdArch>& then,
-    const xsimd::batch<T, XsimdArch>& otherwise) noexcept {
+    const xsimd::batch<T, XsimdArch>& then, const xsimd::batch<T, XsimdArch>& otherwise) noexcept {
   if constexpr (requires {
                   detail::select_less(detail::tag<T>{}, x.data, y.data, then.data, otherwise.data);
                 }) {

@@ -26,11 +26,10 @@ using convert_function = void (*)(const void* in, void* out, std::size_t count);
 
 /// Whether there is a conversion: from float to bfloat16 or float16, or back.
 template <class To, class From>
-concept convertible_elements =
-    (std::is_same_v<From, float> &&
-     (std::is_same_v<To, bfloat16> || std::is_same_v<To, float16>)) ||
-    (std::is_same_v<To, float> &&
-     (std::is_same_v<From, bfloat16> || std::is_same_v<From, float16>));
+concept convertible_elements = (std::is_same_v<From, float> &&
+                                (std::is_same_v<To, bfloat16> || std::is_same_v<To, float16>)) ||
+                               (std::is_same_v<To, float> &&
+                                (std::is_same_v<From, bfloat16> || std::is_same_v<From, float16>));
 
 /// The `convert_function` for the instruction set `Arch`.
 template <class Arch, class To, class From>
@@ -38,7 +37,7 @@ template <class Arch, class To, class From>
 void convert(const void* in, void* out, std::size_t count) noexcept {
   const auto* from = static_cast<const std::byte*>(in);
   auto* to = static_cast<std::byte*>(out);
-  if constexpr (!simd::has_batch_v<Arch, float>) {
+  if constexpr (!simd::has_batch_v<Arch, double>) {  // see folds_in_batches_v
     for (std::size_t i = 0; i < count; ++i) {
       const auto x = detail::load_element<From>(from + i * sizeof(From));
       detail::store_element(to + i * sizeof(To), static_cast<To>(x));
@@ -65,8 +64,8 @@ void convert(const void* in, void* out, std::size_t count) noexcept {
         floats first = simd::cast<float>(detail::load_up_to<Arch>(from + 2 * i, 2 * left));
         floats second(0.0F);
         if (2 * left > width) {
-          second = simd::cast<float>(
-              detail::load_up_to<Arch>(from + 2 * i + width, 2 * left - width));
+          second =
+              simd::cast<float>(detail::load_up_to<Arch>(from + 2 * i + width, 2 * left - width));
         }
         if constexpr (half::in_pairs) {
           simd::deinterleave(first, second);

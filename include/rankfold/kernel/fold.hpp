@@ -15,15 +15,15 @@
 #include "rankfold/reduction.hpp"
 
 #ifndef RANKFOLD_ALLOW_FAST_MATH  // public: accept results whose bits are not the documented ones
-#  if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) ||    \
-      defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
+#  if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
+      defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) ||                     \
+      defined(__NO_SIGNED_ZEROS__)
 #    error \
         "rankfold: -ffast-math (or a part of it) breaks the promise of equal bits on every rank; compile this file without it, or define RANKFOLD_ALLOW_FAST_MATH"
 #  endif
 #endif
 #if FLT_EVAL_METHOD != 0
-#  error \
-      "rankfold: float arithmetic must be done in float (on 32-bit x86: -msse2 -mfpmath=sse)"
+#  error "rankfold: float arithmetic must be done in float (on 32-bit x86: -msse2 -mfpmath=sse)"
 #endif
 
 RANKFOLD_BEGIN_NAMESPACE

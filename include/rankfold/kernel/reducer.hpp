@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "rankfold/detail/config.hpp"
+#include "rankfold/detail/simd.hpp"
 #include "rankfold/dtype.hpp"
 #include "rankfold/kernel/fold.hpp"
 #include "rankfold/reduction.hpp"
@@ -24,14 +25,18 @@ struct reducer {
 };
 
 /// The reducer of T by `op`, which must outlive it.
-template <class T, class Op>
+///
+/// Arch is a parameter of this and of whatever calls it with a default, so that two translation units
+/// built for different instruction sets never share one function (the linker would merge equal names).
+template <class T, class Op, class Arch = simd::native>
 reducer reducer_for(const Op& op) noexcept {
-  return {fold_for<T, Op>(), &op, sizeof(T), dtype_of_v<T>, operator_id_v<Op, T>};
+  return {fold_for<T, Op, Arch>(), &op, sizeof(T), dtype_of_v<T>, operator_id_v<Op, T>};
 }
 
 /// The reducer of run-time types. Throws std::invalid_argument for a pair that has no meaning.
-inline reducer reducer_for(dtype type, reduction op) {
-  return {fold_for(type, op), nullptr, size_of(type), type, static_cast<std::uint32_t>(op)};
+template <class Arch = simd::native>
+reducer reducer_for(dtype type, reduction op) {
+  return {fold_for<Arch>(type, op), nullptr, size_of(type), type, static_cast<std::uint32_t>(op)};
 }
 
 }  // namespace kernel

@@ -5,8 +5,8 @@
 //   all_reduce_(x, order, …) -> x            in place: a composite of the next one
 //   _all_reduce_(x, order, …) -> ()          what graphs hold
 //
-// The composite is what lets Inductor write in place without a copy: an op that returns its own argument
-// does not compile, and with at::Tag::inplace it computes wrong results (torch 2.13).
+// The composite is what lets Inductor write in place without a copy: an op that returns its own
+// argument does not compile, and with at::Tag::inplace it computes wrong results (torch 2.13).
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "rankfold/reduction.hpp"
 #include "rankfold/detail/config.hpp"
+#include "rankfold/reduction.hpp"
 #include "rankfold/torch/group.hpp"
 #include "rankfold/torch/overload.hpp"
 #include "rankfold/torch/tensor.hpp"
@@ -34,14 +34,15 @@ namespace torch_ops {
 /// The kernels of one overload; `Order` is its argument for the order token, if it has one.
 template <class Library, class Overload, class... Order>
 struct all_reduce_ops {
-  using functional_signature = at::Tensor(const at::Tensor&, Order..., std::string_view, std::string_view,
-                                          std::int64_t);
+  using functional_signature = at::Tensor(const at::Tensor&, Order..., std::string_view,
+                                          std::string_view, std::int64_t);
   using nothing = typename Overload::nothing;
-  using core_signature = nothing(at::Tensor&, Order..., std::string_view, std::string_view, std::int64_t);
+  using core_signature = nothing(at::Tensor&, Order..., std::string_view, std::string_view,
+                                 std::int64_t);
 
   static void define(::torch::Library& m) {
-    const std::string rest = std::string(Overload::order_argument('b')) +
-                             R"(str op="sum", str group="", int tag=0) -> )";
+    const std::string rest =
+        Overload::order_argument('b') + R"(str op="sum", str group="", int tag=0) -> )";
     define_op<Overload>(m, "all_reduce", "(Tensor x, " + rest + "Tensor");
     define_op<Overload>(m, "_all_reduce_", "(Tensor(a!) x, " + rest + Overload::nothing_schema);
     define_op<Overload>(m, "all_reduce_", "(Tensor(a!) x, " + rest + "Tensor(a!)");
@@ -50,9 +51,11 @@ struct all_reduce_ops {
     const std::string core = overload_name<Overload>("_all_reduce_");
     m.impl(functional.c_str(), ::torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(functional_cpu)));
     m.impl(core.c_str(), ::torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(core_cpu)));
-    m.impl(functional.c_str(), ::torch::dispatch(c10::DispatchKey::Meta, TORCH_FN(functional_meta)));
+    m.impl(functional.c_str(),
+           ::torch::dispatch(c10::DispatchKey::Meta, TORCH_FN(functional_meta)));
     m.impl(core.c_str(), ::torch::dispatch(c10::DispatchKey::Meta, TORCH_FN(core_meta)));
-    m.impl(functional.c_str(), ::torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(functional_autograd)));
+    m.impl(functional.c_str(),
+           ::torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(functional_autograd)));
     m.impl(core.c_str(), ::torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(core_autograd)));
     refuse_others(m, functional);
     refuse_others(m, core);
@@ -73,13 +76,16 @@ struct all_reduce_ops {
     return op;
   }
 
-  /// What both forms do, but for where the values come from and go to.
+  /// A call whose arguments are right: what both forms do, but for where values come from and go
+  /// to.
   struct call {
-    call(std::string_view op_name, const at::Tensor& x, std::string_view reduction_name,
-         std::string_view group_name, std::int64_t tag, Order... order)
+    call(std::string_view op_name, const at::Tensor& x, bool writes_x,
+         std::string_view reduction_name, std::string_view group_name, std::int64_t tag,
+         Order... order)
         : name(op_name), self(groups<Library>::get(op_name, group_name)) {
       const auto where = [&] { return self.where(name); };
       check_dense(x, where);
+      if (writes_x) check_writable(x, where);
       op = parse_reduction(reduction_name, where);
       type = check_elements(x, op, where);
       options.tag = check_tag(tag, where);
@@ -88,7 +94,8 @@ struct all_reduce_ops {
     }
 
     void operator()(const void* in, void* out) const {
-      self.run(name, [&](communicator_type& c) { c.all_reduce(in, out, count, type, op, options); });
+      self.run(name,
+               [&](communicator_type& c) { c.all_reduce(in, out, count, type, op, options); });
     }
 
     std::string_view name;
@@ -101,30 +108,32 @@ struct all_reduce_ops {
 
   static at::Tensor functional_cpu(const at::Tensor& x, Order... order, std::string_view op,
                                    std::string_view group_name, std::int64_t tag) {
-    return out_of_place(x, call(functional_name, x, op, group_name, tag, order...));
+    return out_of_place(x, call(functional_name, x, false, op, group_name, tag, order...));
   }
 
-  static nothing core_cpu(at::Tensor& x, Order... order, std::string_view op, std::string_view group_name,
-                       std::int64_t tag) {
-    const call reduce(in_place_name, x, op, group_name, tag, order...);
-    check_writable(x, [&] { return reduce.self.where(in_place_name); });
-    in_place(x, reduce);
+  static nothing core_cpu(at::Tensor& x, Order... order, std::string_view op,
+                          std::string_view group_name, std::int64_t tag) {
+    in_place(x, call(in_place_name, x, true, op, group_name, tag, order...));
     return nothing();
   }
 
-  static at::Tensor functional_meta(const at::Tensor& x, Order..., std::string_view op, std::string_view,
-                                    std::int64_t) {
-    Overload::check_traceable(Library::name, functional_name);
-    check_elements(x, parse_reduction(op, [] { return std::string(Library::name) + "::all_reduce"; }),
-                   [] { return std::string(Library::name) + "::all_reduce"; });
+  static at::Tensor functional_meta(const at::Tensor& x, Order..., std::string_view op,
+                                    std::string_view group_name, std::int64_t) {
+    check_meta(functional_name, x, op, group_name);
     return at::empty_symint(x.sym_sizes(), x.options());
   }
 
-  static nothing core_meta(at::Tensor& x, Order..., std::string_view op, std::string_view, std::int64_t) {
-    Overload::check_traceable(Library::name, in_place_name);
-    check_elements(x, parse_reduction(op, [] { return std::string(Library::name) + "::all_reduce_"; }),
-                   [] { return std::string(Library::name) + "::all_reduce_"; });
+  static nothing core_meta(at::Tensor& x, Order..., std::string_view op,
+                           std::string_view group_name, std::int64_t) {
+    check_meta(in_place_name, x, op, group_name);
     return nothing();
+  }
+
+  static void check_meta(std::string_view name, const at::Tensor& x, std::string_view op,
+                         std::string_view group_name) {
+    Overload::check_traceable(Library::name, name);
+    const auto where = [&] { return groups<Library>::where(name, group_name); };
+    check_elements(x, parse_reduction(op, where), where);
   }
 
   static at::Tensor& composite(at::Tensor& x, Order... order, std::string_view op,
@@ -133,18 +142,19 @@ struct all_reduce_ops {
     return x;
   }
 
-  // --- autograd -----------------------------------------------------------------------------------
+  // --- autograd ---
 
-  /// y_r = Σ_s x_s on every rank r, and the loss is Σ_r L_r, so dx = Σ_r dy_r: the same collective. The
-  /// same holds for avg.
+  /// y_r = Σ_s x_s on every rank r, and the loss is Σ_r L_r, so dx = Σ_r dy_r: the same collective.
+  /// The same holds for avg.
   struct all_reduce_function : ::torch::autograd::Function<all_reduce_function> {
     static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& x,
                               Order... order, std::string_view op, std::string_view group_name,
                               std::int64_t tag) {
-      (context->saved_data.insert_or_assign("order", order), ...);
-      context->saved_data["op"] = std::string(op);
-      context->saved_data["group"] = std::string(group_name);
-      context->saved_data["tag"] = tag;
+      auto& saved = context->saved_data;
+      (saved.insert_or_assign("order", order), ...);
+      saved["op"] = std::string(op);
+      saved["group"] = std::string(group_name);
+      saved["tag"] = tag;
       const at::AutoDispatchBelowADInplaceOrView below;
       return functional_op().call(x, order..., op, group_name, tag);
     }
@@ -152,41 +162,45 @@ struct all_reduce_ops {
     static ::torch::autograd::variable_list backward(::torch::autograd::AutogradContext* context,
                                                      ::torch::autograd::variable_list gradients) {
       auto& saved = context->saved_data;
-      at::Tensor gradient = backward_call(saved, gradients[0]);
-      return {gradient, (static_cast<void>(sizeof(Order)), at::Tensor())..., at::Tensor(), at::Tensor(), at::Tensor()};
-    }
-
-    template <class Saved>
-    static at::Tensor backward_call(Saved& saved, const at::Tensor& gradient) {
-      const std::string op = saved["op"].toStringRef();
-      const std::string group_name = saved["group"].toStringRef();
-      const std::int64_t tag = saved["tag"].toInt();
+      const auto call = [&](auto&... order) {
+        return functional_op().call(gradients[0], order..., saved["op"].toStringView(),
+                                    saved["group"].toStringView(), saved["tag"].toInt());
+      };
+      ::torch::autograd::variable_list of_arguments(4 + sizeof...(Order));
       if constexpr (sizeof...(Order) == 0) {
-        return functional_op().call(gradient, op, group_name, tag);
+        of_arguments[0] = call();
       } else {
         at::Tensor order = saved["order"].toTensor();
-        return functional_op().call(gradient, order, op, group_name, tag);
+        of_arguments[0] = call(order);
       }
+      return of_arguments;
     }
   };
 
-  static at::Tensor functional_autograd(c10::DispatchKeySet keys, const at::Tensor& x, Order... order,
-                                        std::string_view op, std::string_view group_name, std::int64_t tag) {
-    const bool differentiable = x.requires_grad() && at::GradMode::is_enabled();
-    if (!differentiable && !x._fw_grad(0).defined()) {
-      return functional_op().redispatch(keys & c10::after_autograd_keyset, x, order..., op, group_name, tag);
+  static bool needs_gradient(const at::Tensor& x) {
+    return (x.requires_grad() && at::GradMode::is_enabled()) || x._fw_grad(/*level=*/0).defined();
+  }
+
+  static at::Tensor functional_autograd(c10::DispatchKeySet keys, const at::Tensor& x,
+                                        Order... order, std::string_view op,
+                                        std::string_view group_name, std::int64_t tag) {
+    if (!needs_gradient(x)) {
+      return functional_op().redispatch(keys & c10::after_autograd_keyset, x, order..., op,
+                                        group_name, tag);
     }
-    const auto where = [] { return std::string(Library::name) + "::all_reduce"; };
+    const auto where = [&] { return groups<Library>::where(functional_name, group_name); };
     const reduction r = parse_reduction(op, where);
-    TORCH_CHECK(r == reduction::sum || r == reduction::avg, where(), ": x requires grad, which op ", name_of(r),
-                " does not support, expected sum or avg; call it on x.detach(), or under torch.no_grad()");
+    TORCH_CHECK(
+        r == reduction::sum || r == reduction::avg, where(), ": x requires grad, which op ",
+        name_of(r),
+        " does not support, expected sum or avg; call it on x.detach(), or under torch.no_grad()");
     return all_reduce_function::apply(x, order..., op, group_name, tag);
   }
 
-  static nothing core_autograd(c10::DispatchKeySet keys, at::Tensor& x, Order... order, std::string_view op,
-                            std::string_view group_name, std::int64_t tag) {
-    TORCH_CHECK(!((x.requires_grad() && at::GradMode::is_enabled()) || x._fw_grad(0).defined()), Library::name,
-                "::all_reduce_: x requires grad, which is not supported in place, expected all_reduce(x, …), ",
+  static nothing core_autograd(c10::DispatchKeySet keys, at::Tensor& x, Order... order,
+                               std::string_view op, std::string_view group_name, std::int64_t tag) {
+    TORCH_CHECK(!needs_gradient(x), groups<Library>::where(in_place_name, group_name),
+                ": x requires grad, which is not supported in place, expected all_reduce(x, …), ",
                 "x.detach() or torch.no_grad()");
     core_op().redispatch(keys & c10::after_autograd_keyset, x, order..., op, group_name, tag);
     // So that autograd notices when a tensor that it has saved has changed.

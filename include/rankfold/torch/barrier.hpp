@@ -21,12 +21,14 @@ namespace torch_ops {
 template <class Library, class Overload, class... Order>
 struct barrier_ops {
   static void define(::torch::Library& m) {
-    define_op<Overload>(m, "barrier", "(" + Overload::order_argument('a') + R"(str group="", int tag=0) -> ())");
+    define_op<Overload>(m, "barrier",
+                        "(" + Overload::order_argument('a') + R"(str group="", int tag=0) -> ())");
     const std::string name = overload_name<Overload>("barrier");
     m.impl(name.c_str(), ::torch::dispatch(c10::DispatchKey::Meta, TORCH_FN(meta)));
     if constexpr (sizeof...(Order) == 0) {
       // Without a tensor there is no device to go by.
-      m.impl(name.c_str(), ::torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(run)));
+      m.impl(name.c_str(),
+             ::torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(run)));
     } else {
       m.impl(name.c_str(), ::torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(run)));
       refuse_others(m, name);

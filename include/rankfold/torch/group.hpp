@@ -19,9 +19,9 @@
 #include <c10/util/Exception.h>
 
 #include "rankfold/communicator.hpp"
+#include "rankfold/detail/config.hpp"
 #include "rankfold/detail/fork_generation.hpp"
 #include "rankfold/error.hpp"
-#include "rankfold/detail/config.hpp"
 #include "rankfold/torch/python.hpp"
 #include "rankfold/transport/shm.hpp"
 
@@ -39,24 +39,28 @@ struct join_options {
   std::optional<std::chrono::milliseconds> timeout;
 };
 
-/// One group, as this process sees it. Lives until the process ends, joined or not: other threads may
-/// be in it at any time, the end of the process included, and peers see from the end of the process
-/// that a rank is gone.
+/// One group, as this process sees it. Lives until the process ends, joined or not: other threads
+/// may be in it at any time, the end of the process included, and peers see from the end of the
+/// process that a rank is gone.
 class group {
  public:
   group(std::string_view library, std::string_view name) : library_(library), name_(name) {}
   group(const group&) = delete;
   group& operator=(const group&) = delete;
+  ~group() { delete session_.load(); }  // only of one that nobody knows: see `groups`
 
   const std::string& name() const noexcept { return name_; }
 
-  /// Calls `body(communicator_type&)`, which makes one collective. Calls by several threads take turns.
+  /// Calls `body(communicator_type&)`, which makes one collective. Calls by several threads take
+  /// turns.
   template <class Body>
   void run(std::string_view op, Body&& body) {
     session& s = *session_.load(std::memory_order_acquire);
-    if (s.generation != detail::fork_generation()) [[unlikely]] forked(op);
+    if (s.generation != detail::fork_generation()) [[unlikely]]
+      forked(op);
     const turn mine(*this, s, op);
-    if (!s.communicator) [[unlikely]] not_joined(op);
+    if (!s.communicator) [[unlikely]]
+      not_joined(op);
     try {
       body(*s.communicator);
     } catch (...) {
@@ -68,8 +72,8 @@ class group {
     session& s = own_session();
     const turn mine(*this, s, "init");
     if (s.communicator) {
-      TORCH_CHECK(s.failed, where("init"), ": is already initialised; call finalize(", call_argument(),
-                  ") first");
+      TORCH_CHECK(s.failed, where("init"), ": is already initialised; call finalize(",
+                  call_argument(), ") first");
       leave(s);
     }
     try {
@@ -115,8 +119,8 @@ class group {
   }
 
  private:
-  /// Membership, and who uses it. After a fork the child gets a new one: locks of the old one may be
-  /// held by threads that the child does not have.
+  /// Membership, and who uses it. After a fork the child gets a new one: locks of the old one may
+  /// be held by threads that the child does not have.
   struct session {
     const unsigned generation = detail::fork_generation();
     std::timed_mutex turn;
@@ -133,7 +137,8 @@ class group {
   class turn {
    public:
     turn(const group& g, session& s, std::string_view op) : session_(s) {
-      if (!s.turn.try_lock()) [[unlikely]] wait(g, s, op);
+      if (!s.turn.try_lock()) [[unlikely]]
+        wait(g, s, op);
       // relaxed: only compared with the own id, which nobody else stores.
       s.owner.store(std::this_thread::get_id(), std::memory_order_relaxed);
     }
@@ -178,8 +183,8 @@ class group {
     meeting.interrupt = waiting.interrupt = check_signals;
     if (!options.rank) {
       meeting.label = library_ + "/" + name_;
-      return std::make_unique<communicator_type>(shm_transport::from_environment(std::move(meeting)),
-                                                 std::move(waiting));
+      return std::make_unique<communicator_type>(
+          shm_transport::from_environment(std::move(meeting)), std::move(waiting));
     }
     return std::make_unique<communicator_type>(
         shm_transport::connect(options.key, *options.rank, *options.size, std::move(meeting)),
@@ -209,9 +214,9 @@ class group {
   }
 
   [[noreturn]] void forked(std::string_view op) const {
-    TORCH_CHECK(false, where(op), ": was initialised in the parent of this process; a forked child ",
-                "is no rank, unless it calls torch.ops.", library_, ".init(", call_argument(),
-                ") itself");
+    TORCH_CHECK(
+        false, where(op), ": was initialised in the parent of this process; a forked child ",
+        "is no rank, unless it calls torch.ops.", library_, ".init(", call_argument(), ") itself");
   }
 
   /// Throws what is in flight again as torch turns it into RuntimeError, with op, group and rank.
@@ -257,6 +262,15 @@ class groups {
     unknown(op, name);
   }
 
+  /// How messages begin where there need not be such a group, as when a graph is traced.
+  static std::string where(std::string_view op, std::string_view name) {
+    if (name.empty()) return initial().self.where(op);
+    if (node* found = find(name, head().load(std::memory_order_acquire))) {
+      return found->self.where(op);
+    }
+    return group(Library::name, name).where(op);
+  }
+
   static group& get_or_add(std::string_view name) {
     if (name.empty()) return initial().self;
     auto added = std::make_unique<node>(name);
@@ -297,7 +311,8 @@ class groups {
     }
     TORCH_CHECK(false, Library::name, "::", op, ": there is no group \"", name,
                 "\", expected the default group \"\"", known.empty() ? "" : " or one of ", known,
-                "; a group is made by torch.ops.", Library::name, ".init(\"", name, "\") on every rank");
+                "; a group is made by torch.ops.", Library::name, ".init(\"", name,
+                "\") on every rank");
   }
 };
 

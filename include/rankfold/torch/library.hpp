@@ -2,9 +2,9 @@
 // RANKFOLD_TORCH_LIBRARY: which ops there are, and their registration.
 #pragma once
 
-// Hides the library's namespace, so that two extensions in one process share no state, whatever versions
-// of rankfold they were built with. (The linker makes one of equal inline variables, even of libraries
-// loaded with RTLD_LOCAL.) Has no effect where another header of rankfold came first.
+// Hides the library's namespace, so that two extensions in one process share no state, whatever
+// versions of rankfold they were built with. (The linker makes one of equal inline variables, even
+// of libraries loaded with RTLD_LOCAL.) Has no effect where another header of rankfold came first.
 #ifndef RANKFOLD_NAMESPACE_ATTRIBUTES
 #  define RANKFOLD_NAMESPACE_ATTRIBUTES __attribute__((visibility("hidden")))
 #endif
@@ -12,9 +12,9 @@
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
+#include "rankfold/detail/config.hpp"
 #include "rankfold/torch/all_reduce.hpp"
 #include "rankfold/torch/barrier.hpp"
-#include "rankfold/detail/config.hpp"
 #include "rankfold/torch/control.hpp"
 #include "rankfold/torch/loaded_once.hpp"
 #include "rankfold/torch/overload.hpp"
@@ -45,17 +45,18 @@ void define_library(::torch::Library& m) {
 
 RANKFOLD_END_NAMESPACE
 
-/// Public. Registers rankfold's ops as torch.ops.NAMESPACE, beside others that may be there. At file
-/// scope, in one source file of one library: a second one in the same library is a link error.
-#define RANKFOLD_TORCH_LIBRARY(NAMESPACE)                                                                \
-  extern "C" __attribute__((visibility("hidden"))) const char                                            \
-      rankfold_torch_library_used_twice_for_##NAMESPACE;                                                 \
-  extern "C" const char rankfold_torch_library_used_twice_for_##NAMESPACE = 0;                           \
-  namespace {                                                                                            \
-  struct rankfold_torch_library_##NAMESPACE {                                                            \
-    static constexpr const char* name = #NAMESPACE;                                                      \
-  };                                                                                                     \
-  }                                                                                                      \
-  TORCH_LIBRARY_FRAGMENT(NAMESPACE, rankfold_torch_library) {                                            \
-    ::rankfold::torch_ops::define_library<rankfold_torch_library_##NAMESPACE>(rankfold_torch_library);   \
+/// Public. Registers rankfold's ops as torch.ops.NAMESPACE, beside others that may be there. At
+/// file scope, in one source file of one library: a second one in the same library is a link error.
+#define RANKFOLD_TORCH_LIBRARY(NAMESPACE)                                      \
+  extern "C" __attribute__((visibility("hidden")))                             \
+  const char rankfold_torch_library_used_twice_for_##NAMESPACE;                \
+  extern "C" const char rankfold_torch_library_used_twice_for_##NAMESPACE = 0; \
+  namespace {                                                                  \
+  struct rankfold_torch_library_##NAMESPACE {                                  \
+    static constexpr const char* name = #NAMESPACE;                            \
+  };                                                                           \
+  }                                                                            \
+  TORCH_LIBRARY_FRAGMENT(NAMESPACE, rankfold_torch_library) {                  \
+    ::rankfold::torch_ops::define_library<rankfold_torch_library_##NAMESPACE>( \
+        rankfold_torch_library);                                               \
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens when two libraries of one process register the same namespace, as when an extension is
-// rebuilt and loaded again from another path. Registering an op twice would end the process; instead the
-// second library registers nothing and tells the first one, whose `init` refuses from then on.
+// What happens when two libraries of one process register the same namespace, as when an extension
+// is rebuilt and loaded again from another path. Registering an op twice would end the process;
+// instead the second library registers nothing and tells the first one, whose `init` refuses from
+// then on.
 #pragma once
 
 #include <atomic>
@@ -62,7 +63,8 @@ void check_loaded_once() {
   const std::string* other = loaded_once<Library>::other().load(std::memory_order_acquire);
   TORCH_CHECK(other == nullptr, Library::name, "::init: the namespace ", Library::name,
               " was registered by two libraries, ", loaded_once<Library>::path(), " and ", *other,
-              ", expected one. The ops are those of the first; give each extension a namespace of its own, ",
+              ", expected one. The ops are those of the first; give each extension a namespace of "
+              "its own, ",
               "and load a rebuilt one in a new process");
 }
 

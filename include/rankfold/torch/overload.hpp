@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // The overloads that every collective has, and how ops are defined.
 //
-// torch.compile reorders collectives that do not depend on each other, by local sizes, so that ranks come
-// to differ, and drops those whose result nobody uses. A tensor that every collective writes, and that
-// comes from outside the graph, keeps all of them in program order: the order token. So the overload
-// that a call without a token is resolved to is not traceable: it breaks the graph, which is slow but
-// right, or is an error where the user asked for one graph.
+// torch.compile reorders collectives that do not depend on each other, by local sizes, so that
+// ranks come to differ, and drops those whose result nobody uses. A tensor that every collective
+// writes, and that comes from outside the graph, keeps all of them in program order: the order
+// token. So the overload that a call without a token is resolved to is not traceable: it breaks the
+// graph, which is slow but right, or is an error where the user asked for one graph.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include "rankfold/detail/config.hpp"
-#include "rankfold/torch/tensor.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
@@ -29,29 +31,33 @@ struct ordered {
   static constexpr const char* name = "";
   using nothing = void;
   static constexpr const char* nothing_schema = "()";
-  static std::string order_argument(char alias) { return std::string("Tensor(") + alias + "!) order, "; }
+  static std::string order_argument(char alias) {
+    return std::string("Tensor(") + alias + "!) order, ";
+  }
   static void check_traceable(std::string_view, std::string_view) {}
 };
 
 /// `op(x, …)`: the program's own order, in eager code.
 struct eager {
   static constexpr const char* name = "eager";
-  // What an op returns that returns nothing: tracers do not ask an op that writes to an argument and
-  // returns () whether it can be traced.
+  // What an op returns that returns nothing: tracers do not ask an op that writes to an argument
+  // and returns () whether it can be traced.
   using nothing = std::int64_t;
   static constexpr const char* nothing_schema = "int";
   static std::string order_argument(char) { return ""; }
   [[noreturn]] static void check_traceable(std::string_view library, std::string_view op) {
     // NotImplementedError is what torch.compile takes as a reason to break the graph.
     TORCH_CHECK_NOT_IMPLEMENTED(
-        false, library, "::", op, ": cannot be traced without the order token, which keeps it in its ",
+        false, library, "::", op,
+        ": cannot be traced without the order token, which keeps it in its ",
         "place: pass the tensor that init() returned, from outside the compiled function: ", op,
         "(…, order). Where every collective needs the result of the one before, ", op,
         ".unordered(…) will do (docs/torch.md)");
   }
 };
 
-/// `op.unordered(x, …)`: traceable, for graphs whose collectives each need the result of the one before.
+/// `op.unordered(x, …)`: traceable, for graphs whose collectives each need the result of the one
+/// before.
 struct unordered {
   static constexpr const char* name = "unordered";
   using nothing = void;
@@ -68,15 +74,33 @@ std::string overload_name(std::string_view op) {
 
 template <class Overload>
 void define_op(::torch::Library& m, std::string_view op, const std::string& signature) {
-  // needs_contiguous_strides: Inductor lets the producer write in that order, and nothing is copied here.
+  // needs_contiguous_strides: Inductor lets the producer write in that order, and nothing is copied
+  // here.
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag, at::Tag::needs_contiguous_strides};
   m.def((overload_name<Overload>(op) + signature).c_str(), tags);
 }
 
+/// The kernel of every device and layout that has none: says what was found.
+inline void refuse_tensor(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(*stack, arguments.size());
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (!values[i].isTensor()) continue;
+    const at::Tensor& tensor = values[i].toTensor();
+    const bool dense = tensor.layout() == c10::kStrided && !tensor.is_quantized();
+    TORCH_CHECK(dense && tensor.device().is_cpu(), op.schema().name(), ": ", arguments[i].name(),
+                " is a ", tensor.is_quantized() ? "quantized tensor" : "tensor", " of layout ",
+                tensor.layout(), " on device ", tensor.device(),
+                ", expected a dense (strided) tensor on cpu");
+  }
+  TORCH_CHECK(false, op.schema().name(), ": expected dense (strided) tensors on cpu");
+}
+
 /// Every device and layout but those that have a kernel.
 inline void refuse_others(::torch::Library& m, const std::string& op) {
-  m.impl(op.c_str(), ::torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
-                                       ::torch::CppFunction::makeFromBoxedFunction<&refuse_tensor>()));
+  m.impl(op.c_str(),
+         ::torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
+                           ::torch::CppFunction::makeFromBoxedFunction<&refuse_tensor>()));
 }
 
 template <class Signature>

@@ -48,15 +48,12 @@ bool find(const char* name, Function& function) {
 inline const api& functions() {
   static const api found = [] {
     api a;
-    a.complete = find("Py_IsInitialized", a.is_initialized) &&
-                 find("PyGILState_Ensure", a.gil_ensure) &&
-                 find("PyGILState_Release", a.gil_release) &&
-                 find("PyErr_CheckSignals", a.check_signals) &&
-                 find("PyErr_Fetch", a.fetch_error) &&
-                 find("PyExceptionClass_Name", a.exception_name) &&
-                 find("PyThread_get_thread_ident", a.thread_ident) &&
-                 find("PyThreadState_SetAsyncExc", a.raise_later) &&
-                 find("Py_DecRef", a.decrease_reference);
+    a.complete =
+        find("Py_IsInitialized", a.is_initialized) && find("PyGILState_Ensure", a.gil_ensure) &&
+        find("PyGILState_Release", a.gil_release) && find("PyErr_CheckSignals", a.check_signals) &&
+        find("PyErr_Fetch", a.fetch_error) && find("PyExceptionClass_Name", a.exception_name) &&
+        find("PyThread_get_thread_ident", a.thread_ident) &&
+        find("PyThreadState_SetAsyncExc", a.raise_later) && find("Py_DecRef", a.decrease_reference);
     return a;
   }();
   return found;
@@ -64,13 +61,14 @@ inline const api& functions() {
 
 }  // namespace python
 
-/// Runs the handlers of signals that have come. Called, without the GIL, about ten times a second by
-/// whatever waits.
+/// Runs the handlers of signals that have come. Called, without the GIL, about ten times a second
+/// by whatever waits.
 ///
-/// Throws: `interrupted` if a handler raised an exception, KeyboardInterrupt for one. That exception
+/// Throws: `interrupted` if a handler raised an exception, KeyboardInterrupt for one. That
+/// exception
 ///         itself is put off: it cannot pass through C++ that may run more Python on its way out.
-///         Python raises it in this thread as soon as it runs again, so that a program which catches
-///         RuntimeError does not swallow a Ctrl-C.
+///         Python raises it in this thread as soon as it runs again, so that a program which
+///         catches RuntimeError does not swallow a Ctrl-C.
 inline void check_signals() {
   // Only the main thread runs handlers; and another one, asking for the GIL while the interpreter
   // ends, would never come back.

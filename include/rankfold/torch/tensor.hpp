@@ -14,13 +14,12 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/stack.h>
 #include <c10/util/Exception.h>
 
+#include "rankfold/detail/config.hpp"
 #include "rankfold/dtype.hpp"
 #include "rankfold/fingerprint.hpp"
 #include "rankfold/reduction.hpp"
-#include "rankfold/detail/config.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
@@ -29,26 +28,41 @@ namespace torch_ops {
 /// The element type of a tensor; none where rankfold has no such type.
 constexpr std::optional<dtype> dtype_of(c10::ScalarType type) noexcept {
   switch (type) {
-    case c10::ScalarType::Float: return dtype::float32;
-    case c10::ScalarType::Double: return dtype::float64;
-    case c10::ScalarType::BFloat16: return dtype::bfloat16;
-    case c10::ScalarType::Half: return dtype::float16;
-    case c10::ScalarType::Char: return dtype::int8;
-    case c10::ScalarType::Short: return dtype::int16;
-    case c10::ScalarType::Int: return dtype::int32;
-    case c10::ScalarType::Long: return dtype::int64;
-    case c10::ScalarType::Byte: return dtype::uint8;
-    case c10::ScalarType::UInt16: return dtype::uint16;
-    case c10::ScalarType::UInt32: return dtype::uint32;
-    case c10::ScalarType::UInt64: return dtype::uint64;
-    case c10::ScalarType::Bool: return dtype::boolean;
-    default: return std::nullopt;
+    case c10::ScalarType::Float:
+      return dtype::float32;
+    case c10::ScalarType::Double:
+      return dtype::float64;
+    case c10::ScalarType::BFloat16:
+      return dtype::bfloat16;
+    case c10::ScalarType::Half:
+      return dtype::float16;
+    case c10::ScalarType::Char:
+      return dtype::int8;
+    case c10::ScalarType::Short:
+      return dtype::int16;
+    case c10::ScalarType::Int:
+      return dtype::int32;
+    case c10::ScalarType::Long:
+      return dtype::int64;
+    case c10::ScalarType::Byte:
+      return dtype::uint8;
+    case c10::ScalarType::UInt16:
+      return dtype::uint16;
+    case c10::ScalarType::UInt32:
+      return dtype::uint32;
+    case c10::ScalarType::UInt64:
+      return dtype::uint64;
+    case c10::ScalarType::Bool:
+      return dtype::boolean;
+    default:
+      return std::nullopt;
   }
 }
 
 inline constexpr reduction reductions[] = {
-    reduction::sum,     reduction::prod,   reduction::min,     reduction::max,         reduction::avg,
-    reduction::bit_and, reduction::bit_or, reduction::bit_xor, reduction::logical_and, reduction::logical_or};
+    reduction::sum,         reduction::prod,      reduction::min,    reduction::max,
+    reduction::avg,         reduction::bit_and,   reduction::bit_or, reduction::bit_xor,
+    reduction::logical_and, reduction::logical_or};
 
 /// The operator of that name. `where()` begins the message if there is none.
 template <class Where>
@@ -61,6 +75,22 @@ reduction parse_reduction(std::string_view name, Where&& where) {
   TORCH_CHECK(false, where(), ": op is \"", name, "\", expected one of ", all);
 }
 
+/// For messages: what an operator is defined for.
+constexpr std::string_view types_of(reduction op) noexcept {
+  switch (op) {
+    case reduction::sum:
+    case reduction::prod:
+      return "a floating or integer type";
+    case reduction::avg:
+      return "a floating type";
+    case reduction::min:
+    case reduction::max:
+      return "any type";
+    default:
+      return "an integer type or bool";
+  }
+}
+
 /// Checks that `x` can be a collective's buffer with that operator; returns its element type.
 template <class Where>
 dtype check_elements(const at::Tensor& x, reduction op, Where&& where) {
@@ -68,18 +98,16 @@ dtype check_elements(const at::Tensor& x, reduction op, Where&& where) {
   TORCH_CHECK(type, where(), ": x has dtype ", x.scalar_type(),
               ", expected float32, float64, bfloat16, float16, bool or an integer type");
   TORCH_CHECK(supports(op, *type), where(), ": op ", name_of(op), " is not defined for dtype ",
-              name_of(*type), op == reduction::avg ? ", expected a floating type" : ", expected ",
-              op == reduction::avg                                     ? ""
-              : op == reduction::sum || op == reduction::prod          ? "a number type"
-                                                                       : "an integer type or bool");
+              name_of(*type), ", expected ", types_of(op));
   return *type;
 }
 
 template <class Where>
 void check_dense(const at::Tensor& x, Where&& where) {
-  TORCH_CHECK(x.layout() == c10::kStrided && x.device().is_cpu(), where(), ": x has layout ", x.layout(),
-              " on device ", x.device(), ", expected a dense (strided) tensor on cpu");
-  TORCH_CHECK(!x.is_conj() && !x.is_neg(), where(), ": x is a lazy ", x.is_neg() ? "negative" : "conjugate",
+  TORCH_CHECK(x.layout() == c10::kStrided && x.device().is_cpu(), where(), ": x has layout ",
+              x.layout(), " on device ", x.device(), ", expected a dense (strided) tensor on cpu");
+  TORCH_CHECK(!x.is_conj() && !x.is_neg(), where(), ": x is a lazy ",
+              x.is_neg() ? "negative" : "conjugate",
               " view, expected plain values; call x.resolve_neg().resolve_conj() first");
 }
 
@@ -93,9 +121,10 @@ std::uint32_t check_tag(std::int64_t tag, Where&& where) {
 /// The order token is only there to be written, for compilers to see; it counts the collectives.
 template <class Where>
 void step_order(const at::Tensor& order, Where&& where) {
-  TORCH_CHECK(order.scalar_type() == c10::ScalarType::Long && order.numel() == 1 && order.device().is_cpu(),
-              where(), ": order is a tensor of ", order.numel(), " elements of dtype ", order.scalar_type(),
-              " on ", order.device(), ", expected the order token that init() returned");
+  TORCH_CHECK(
+      order.scalar_type() == c10::ScalarType::Long && order.numel() == 1 && order.device().is_cpu(),
+      where(), ": order is a tensor of ", order.numel(), " elements of dtype ", order.scalar_type(),
+      " on ", order.device(), ", expected the order token that init() returned");
   // relaxed: no other memory depends on it. Atomic: ranks that are threads share the token.
   std::atomic_ref(*order.mutable_data_ptr<std::int64_t>()).fetch_add(1, std::memory_order_relaxed);
 }
@@ -145,9 +174,10 @@ inline bool overlaps(const at::Tensor& x) {
 template <class Where>
 void check_writable(const at::Tensor& x, Where&& where) {
   if (x.is_contiguous()) return;
-  TORCH_CHECK(!strides::overlaps(x), where(), ": x has sizes ", x.sizes(), " and strides ", x.strides(),
-              ", so that elements share memory, expected a tensor that does not overlap itself (as ",
-              "expand() makes one); call x.clone() first");
+  TORCH_CHECK(
+      !strides::overlaps(x), where(), ": x has sizes ", x.sizes(), " and strides ", x.strides(),
+      ", so that elements share memory, expected a tensor that does not overlap itself (as ",
+      "expand() makes one); call x.clone() first");
 }
 
 /// A new contiguous tensor like `x`.
@@ -155,8 +185,8 @@ inline at::Tensor empty_contiguous(const at::Tensor& x) {
   return at::detail::empty_cpu(x.sizes(), x.scalar_type());
 }
 
-/// Calls `reduce(in, out)` with contiguous memory of the values of `x` and of a new tensor, which it
-/// returns.
+/// Calls `reduce(in, out)` with contiguous memory of the values of `x` and of a new tensor, which
+/// it returns.
 template <class Reduce>
 at::Tensor out_of_place(const at::Tensor& x, Reduce&& reduce) {
   if (x.is_contiguous()) {
@@ -186,25 +216,6 @@ void in_place(const at::Tensor& x, Reduce&& reduce) {
   void* data = copy.mutable_data_ptr();
   reduce(data, data);
   x.copy_(copy);
-}
-
-/// The kernel of every device and layout that has none: says what was found.
-inline void refuse_tensor(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const auto& arguments = op.schema().arguments();
-  const auto values = torch::jit::last(*stack, arguments.size());
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (!values[i].isTensor()) continue;
-    const at::Tensor& tensor = values[i].toTensor();
-    TORCH_CHECK(tensor.defined() && tensor.device().is_cpu() && tensor.layout() == c10::kStrided &&
-                    !tensor.is_quantized(),
-                op.schema().name(), ": ", arguments[i].name(), " is ",
-                !tensor.defined()        ? "undefined"
-                : tensor.is_quantized() ? "quantized"
-                                         : "a tensor",
-                tensor.defined() ? c10::str(" of layout ", tensor.layout(), " on device ", tensor.device()) : "",
-                ", expected a dense (strided) tensor on cpu");
-  }
-  TORCH_CHECK(false, op.schema().name(), ": expected dense (strided) tensors on cpu");
 }
 
 }  // namespace torch_ops
