@@ -81,8 +81,9 @@ class communicator {
   ///
   /// Numerics: canonical fold order, one rounding; the bits depend on neither algorithm, size, tail,
   ///           alignment, transport nor instruction set. See docs/numerics.md.
-  /// Cost:     up to 40 bytes 1 step of one cache line; up to tuning::one_shot_max_bytes
-  ///           (P - 1) · bytes read from peers a rank; above, 2 (P - 1) / P · bytes.
+  /// Cost:     up to 40 bytes 1 step of one cache line; then (P - 1) · bytes read from peers a rank, in
+  ///           steps of a chunk; with more than two ranks, above tuning::one_shot_max_bytes,
+  ///           2 (P - 1) / P · bytes.
   /// Throws:   see the class.
   template <element T, std::size_t N, class Op = sum, class Arch = simd::native>
     requires reduction_op<Op, T>

@@ -574,7 +574,7 @@ class context {
   }
 
   static constexpr std::chrono::nanoseconds slice{std::chrono::milliseconds(100)};
-  static constexpr int yields = 4;
+  static constexpr int yields = 1;
   static constexpr std::size_t long_call = 16384;  // elements
 
   Transport transport_;

@@ -15,8 +15,9 @@ RANKFOLD_BEGIN_NAMESPACE
 struct tuning {
   /// Up to this many bytes travel inside the flag's own cache line; at most 40.
   std::size_t inline_max_bytes = detail::inline_capacity;
-  /// An all_reduce of up to this many bytes is one-shot, above it two-shot.
-  std::size_t one_shot_max_bytes = 512 * 1024;
+  /// An all_reduce among more than two ranks is one-shot while a rank reads up to this many bytes from its
+  /// peers, P - 1 times the vector; above it two-shot.
+  std::size_t one_shot_max_bytes = 256 * 1024;
   /// How many bytes a rank stages in one step, as far as the workspace has room.
   std::size_t chunk_bytes = 512 * 1024;
 

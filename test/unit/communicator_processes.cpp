@@ -50,9 +50,11 @@ TEST_CASE("a rank that is killed in any phase of a call ends the others' within 
   struct phase {
     const char* name;
     std::size_t count;  // of floats in each all_reduce
+    algorithm how;
   };
-  for (const phase& p : {phase{"inline", 4}, phase{"one-shot, several chunks", 4000},
-                         phase{"two-shot, many chunks", 2'000'000}}) {
+  for (const phase& p : {phase{"inline", 4, algorithm::inline_line},
+                         phase{"one-shot, several chunks", 4000, algorithm::one_shot},
+                         phase{"two-shot, many chunks", 2'000'000, algorithm::two_shot}}) {
     for (int trial = 0; trial < 4; ++trial) {
       const int ranks = trial % 2 == 0 ? 2 : 3;
       const int victim = static_cast<int>(random() % static_cast<unsigned>(ranks));
@@ -66,7 +68,7 @@ TEST_CASE("a rank that is killed in any phase of a call ends the others' within 
         voice.say("ready");
         std::string first;
         try {
-          for (;;) comm.all_reduce(std::span(x), max{});
+          for (;;) comm.all_reduce(std::span(x), max{}, {.algorithm = p.how});
         } catch (const peer_lost_error& e) {
           first = e.what();
         }

@@ -48,7 +48,10 @@ algorithm select(const Context& ctx, collective what, algorithm asked, std::size
     default: refuse("is unknown");
   }
   if (fits_line) return algorithm::inline_line;
-  if (can_two_shot && bytes > ctx.tuning().one_shot_max_bytes) return algorithm::two_shot;
+  // Two ranks read as much either way, and one_shot waits once less.
+  if (can_two_shot && ranks > 2 && (ranks - 1) * bytes > ctx.tuning().one_shot_max_bytes) {
+    return algorithm::two_shot;
+  }
   return algorithm::one_shot;
 }
 

@@ -12,7 +12,7 @@ using namespace rankfold;
 namespace {
 
 struct stub {  // all that select looks at
-  int ranks = 2;
+  int ranks = 3;
   std::size_t half = 8192;
   rankfold::tuning tune = {.one_shot_max_bytes = 1000};
   int size() const { return ranks; }
@@ -32,9 +32,16 @@ TEST_CASE("the size picks the algorithm", "[algorithm][select]") {
   CHECK(pick(ctx, algorithm::automatic, 0) == algorithm::inline_line);
   CHECK(pick(ctx, algorithm::automatic, 40) == algorithm::inline_line);
   CHECK(pick(ctx, algorithm::automatic, 44) == algorithm::one_shot);
-  CHECK(pick(ctx, algorithm::automatic, 1000) == algorithm::one_shot);
-  CHECK(pick(ctx, algorithm::automatic, 1004) == algorithm::two_shot);
-  CHECK(pick(ctx, algorithm::automatic, 1004, 4, collective::all_gather) == algorithm::one_shot);
+  CHECK(pick(ctx, algorithm::automatic, 500) == algorithm::one_shot);  // reads 2 × 500 bytes
+  CHECK(pick(ctx, algorithm::automatic, 504) == algorithm::two_shot);
+  CHECK(pick(ctx, algorithm::automatic, 504, 4, collective::all_gather) == algorithm::one_shot);
+  CHECK(pick({.ranks = 8}, algorithm::automatic, 140) == algorithm::one_shot);
+  CHECK(pick({.ranks = 8}, algorithm::automatic, 144) == algorithm::two_shot);
+}
+
+TEST_CASE("two ranks are one-shot at any size", "[algorithm][select]") {
+  CHECK(pick({.ranks = 2}, algorithm::automatic, 1 << 30) == algorithm::one_shot);
+  CHECK(pick({.ranks = 2}, algorithm::two_shot, 1 << 30) == algorithm::two_shot);
 }
 
 TEST_CASE("an algorithm that is asked for is taken or refused with the reason", "[algorithm][select]") {
@@ -55,6 +62,6 @@ TEST_CASE("an element too large for the pipeline goes one-shot, one too large fo
   CHECK_THROWS_AS(pick(ctx, algorithm::two_shot, 30000, 3000), std::invalid_argument);
   CHECK_THROWS_WITH(pick(ctx, algorithm::automatic, 9000, 9000),
                     "all_reduce: an element of 9000 bytes does not fit in the workspace; raise workspace_bytes");
-  CHECK_THROWS_AS(pick(ctx, algorithm::automatic, 10000, 5000, collective::reduce_scatter),
+  CHECK_THROWS_AS(pick(ctx, algorithm::automatic, 10000, 3000, collective::reduce_scatter),
                   std::invalid_argument);
 }
