@@ -4,12 +4,12 @@
 //     for r in 0 1; do
 //       RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ./01_all_reduce &
 //     done; wait
-#include <rankfold/rankfold.hpp>
-
 #include <cstdio>
 #include <exception>
 #include <span>
 #include <vector>
+
+#include <rankfold/rankfold.hpp>
 
 int main() try {
   auto comm = rankfold::communicator{rankfold::shm_transport::from_environment()};

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// An element type and an operator of one's own: where is the largest value of all ranks? The ranks are
-// threads of this process, so that it runs without a launcher, as in a test.
-#include <rankfold/rankfold.hpp>
-#include <rankfold/testing/run_ranks.hpp>
-
+// An element type and an operator of one's own: where is the largest value of all ranks? The ranks
+// are threads of this process, so that it runs without a launcher, as in a test.
 #include <cstdio>
 #include <span>
 #include <vector>
+
+#include <rankfold/rankfold.hpp>
+#include <rankfold/testing/run_ranks.hpp>
 
 struct place {
   float value;

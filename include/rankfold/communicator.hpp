@@ -40,8 +40,8 @@ struct communicator_options {
   tuning tune = {};
   /// Called about ten times a second while a call sleeps; what it throws ends the call.
   std::function<void()> interrupt = {};
-  /// How long a rank stays awake before it sleeps, where every rank has a CPU of its own: a 32nd of it
-  /// spinning, the rest offering the CPU to others. 0: sleep at once.
+  /// How long a rank stays awake before it sleeps, where every rank has a CPU of its own: a 32nd of
+  /// it spinning, the rest offering the CPU to others. 0: sleep at once.
   std::chrono::microseconds spin{200};
 };
 
@@ -49,18 +49,19 @@ struct communicator_options {
 template <class T>
 concept element = std::is_trivially_copyable_v<T> && !std::is_const_v<T>;
 
-/// A group of ranks and the collectives among them. Every collective must be called by all ranks, in the
-/// same order, with the same count, type, operator and options; ranks that differ get mismatch_error.
+/// A group of ranks and the collectives among them. Every collective must be called by all ranks,
+/// in the same order, with the same count, type, operator and options; ranks that differ get
+/// mismatch_error.
 ///
 /// Errors:  timeout_error, peer_lost_error, mismatch_error on every rank that had not completed the
-///          call. After that the communicator is given up: every later call throws aborted_error with the
-///          first cause. A wrong argument of one's own throws std::invalid_argument before anything is
-///          sent and leaves the communicator as it was.
+///          call. After that the communicator is given up: every later call throws aborted_error
+///          with the first cause. A wrong argument of one's own throws std::invalid_argument before
+///          anything is sent and leaves the communicator as it was.
 /// Thread-safety: one call at a time, from any thread; `abort` at any time.
 /// See docs/numerics.md for the bits, docs/errors.md for the errors.
 ///
-/// Arch, where a member has it, is the instruction set of the kernels: by default the one that the calling
-/// translation unit is compiled for.
+/// Arch, where a member has it, is the instruction set of the kernels: by default the one that the
+/// calling translation unit is compiled for.
 template <memory_transport Transport>
 class communicator {
  public:
@@ -79,44 +80,49 @@ class communicator {
 
   /// Folds `data` over all ranks, in place; every rank ends with the same bits.
   ///
-  /// Numerics: canonical fold order, one rounding; the bits depend on neither algorithm, size, tail,
+  /// Numerics: canonical fold order, one rounding; the bits depend on neither algorithm, size,
+  /// tail,
   ///           alignment, transport nor instruction set. See docs/numerics.md.
-  /// Cost:     up to 40 bytes 1 step of one cache line; then (P - 1) · bytes read from peers a rank, in
+  /// Cost:     up to 40 bytes 1 step of one cache line; then (P - 1) · bytes read from peers a
+  /// rank, in
   ///           steps of a chunk; with more than two ranks, above tuning::one_shot_max_bytes,
   ///           2 (P - 1) / P · bytes.
   /// Throws:   see the class.
   template <element T, std::size_t N, class Op = sum, class Arch = simd::native>
     requires reduction_op<Op, T>
   void all_reduce(std::span<T, N> data, const Op& op = {}, const call_options& options = {}) {
-    collectives::all_reduce(*context_, kernel::reducer_for<T, Op, Arch>(op), data.data(), data.data(),
-                            data.size(), options);
+    collectives::all_reduce(*context_, kernel::reducer_for<T, Op, Arch>(op), data.data(),
+                            data.data(), data.size(), options);
   }
 
   /// Folds `in` over all ranks into `out`, of the same size and apart from it (or the same).
-  template <class In, std::size_t N, element T, std::size_t M, class Op = sum, class Arch = simd::native>
+  template <class In, std::size_t N, element T, std::size_t M, class Op = sum,
+            class Arch = simd::native>
     requires std::same_as<std::remove_const_t<In>, T> && reduction_op<Op, T>
   void all_reduce(std::span<In, N> in, std::span<T, M> out, const Op& op = {},
                   const call_options& options = {}) {
     detail::check_count("all_reduce", "out", out.size(), in.size());
-    collectives::all_reduce(*context_, kernel::reducer_for<T, Op, Arch>(op), in.data(), out.data(), in.size(),
-                            options);
+    collectives::all_reduce(*context_, kernel::reducer_for<T, Op, Arch>(op), in.data(), out.data(),
+                            in.size(), options);
   }
 
   /// Run-time types: `count` elements of `type` at `in` and `out`, which are the same or apart.
   template <class Arch = simd::native>
   void all_reduce(const void* in, void* out, std::size_t count, dtype type, reduction op,
                   const call_options& options = {}) {
-    collectives::all_reduce(*context_, kernel::reducer_for<Arch>(type, op), in, out, count, options);
+    collectives::all_reduce(*context_, kernel::reducer_for<Arch>(type, op), in, out, count,
+                            options);
   }
 
   /// Folds `in`, P blocks of out.size() elements, over all ranks; rank r gets block r.
-  template <class In, std::size_t N, element T, std::size_t M, class Op = sum, class Arch = simd::native>
+  template <class In, std::size_t N, element T, std::size_t M, class Op = sum,
+            class Arch = simd::native>
     requires std::same_as<std::remove_const_t<In>, T> && reduction_op<Op, T>
   void reduce_scatter(std::span<In, N> in, std::span<T, M> out, const Op& op = {},
                       const call_options& options = {}) {
     detail::check_count("reduce_scatter", "in", in.size(), out.size() * ranks());
-    collectives::reduce_scatter(*context_, kernel::reducer_for<T, Op, Arch>(op), in.data(), out.data(),
-                                out.size(), options);
+    collectives::reduce_scatter(*context_, kernel::reducer_for<T, Op, Arch>(op), in.data(),
+                                out.data(), out.size(), options);
   }
 
   /// In place: `data` holds P blocks; returns this rank's block, which holds the result. The other
@@ -126,8 +132,8 @@ class communicator {
   std::span<T> reduce_scatter(std::span<T, N> data, const Op& op = {},
                               const call_options& options = {}) {
     const std::span<T> own = own_block<T>("reduce_scatter", data);
-    collectives::reduce_scatter(*context_, kernel::reducer_for<T, Op, Arch>(op), data.data(), own.data(),
-                                own.size(), options);
+    collectives::reduce_scatter(*context_, kernel::reducer_for<T, Op, Arch>(op), data.data(),
+                                own.data(), own.size(), options);
     return own;
   }
 
@@ -135,7 +141,8 @@ class communicator {
   template <class Arch = simd::native>
   void reduce_scatter(const void* in, void* out, std::size_t count, dtype type, reduction op,
                       const call_options& options = {}) {
-    collectives::reduce_scatter(*context_, kernel::reducer_for<Arch>(type, op), in, out, count, options);
+    collectives::reduce_scatter(*context_, kernel::reducer_for<Arch>(type, op), in, out, count,
+                                options);
   }
 
   /// Puts `in` of every rank into `out`, in rank order; bytes are copied as they are.
@@ -151,8 +158,8 @@ class communicator {
   template <element T, std::size_t N>
   void all_gather(std::span<T, N> data, const call_options& options = {}) {
     const std::span<T> own = own_block<T>("all_gather", data);
-    collectives::all_gather(*context_, dtype_of_v<T>, sizeof(T), own.data(), data.data(), own.size(),
-                            options);
+    collectives::all_gather(*context_, dtype_of_v<T>, sizeof(T), own.data(), data.data(),
+                            own.size(), options);
   }
 
   /// Run-time types: `count` elements a rank.
@@ -174,8 +181,8 @@ class communicator {
     collectives::broadcast(*context_, type, size_of(type), data, count, root, options);
   }
 
-  /// Gives the communicator up on all ranks: calls that wait and later calls throw aborted_error with
-  /// `reason`. From any thread; never blocks.
+  /// Gives the communicator up on all ranks: calls that wait and later calls throw aborted_error
+  /// with `reason`. From any thread; never blocks.
   void abort(std::string_view reason = "abort() was called") noexcept { context_->abort(reason); }
 
  private:
@@ -195,8 +202,8 @@ class communicator {
   std::span<T> own_block(std::string_view name, std::span<T> data) const {
     if (data.size() % ranks() != 0) {
       throw std::invalid_argument(std::string(name) + ": data has " + std::to_string(data.size()) +
-                                  " elements; expected a multiple of the " + std::to_string(size()) +
-                                  " ranks");
+                                  " elements; expected a multiple of the " +
+                                  std::to_string(size()) + " ranks");
     }
     const std::size_t count = data.size() / ranks();
     return data.subspan(count * static_cast<std::size_t>(rank()), count);

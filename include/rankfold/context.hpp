@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an algorithm runs on: steps, flags, waiting, deadline, abort. One protocol for every collective.
+// What an algorithm runs on: steps, flags, waiting, deadline, abort. One protocol for every
+// collective.
 //
 // Protocol (docs/memory-model.md; model in test/model/steps.pml)
 //
-// Time is counted in steps. In every step every rank publishes one flag line, also when it has nothing
-// to send. Rank r owns two lines, used in turn (step & 1); only r writes them, but for the mark (bit 0
-// of the word), which a rank that aborts may set anywhere. A line holds step·2 + mark, the fingerprint
-// of the call, and up to 40 bytes of payload. The workspace is cut into two halves, used in the same
-// turn: in step s a rank writes only into half s & 1 of its own segment.
+// Time is counted in steps. In every step every rank publishes one flag line, also when it has
+// nothing to send. Rank r owns two lines, used in turn (step & 1); only r writes them, but for the
+// mark (bit 0 of the word), which a rank that aborts may set anywhere. A line holds step·2 + mark,
+// the fingerprint of the call, and up to 40 bytes of payload. The workspace is cut into two halves,
+// used in the same turn: in step s a rank writes only into half s & 1 of its own segment.
 //
-// The one rule: before a rank writes a line or a half for step s, both last used in step s - 2, it has
-// seen every peer at step s - 1 or later; and a rank publishes step s only when it has read all that it
-// needs of step s - 1. So nobody can still be reading what is written over.
+// The one rule: before a rank writes a line or a half for step s, both last used in step s - 2, it
+// has seen every peer at step s - 1 or later; and a rank publishes step s only when it has read all
+// that it needs of step s - 1. So nobody can still be reading what is written over.
 //
-// Sleeping: the sleeper adds itself to the owner's `sleepers`, looks at the word again, then sleeps on
-// its low half; the publisher exchanges the word, then looks for sleepers. All four are seq_cst, so at
-// least one of the two sees the other.
+// Sleeping: the sleeper adds itself to the owner's `sleepers`, looks at the word again, then sleeps
+// on its low half; the publisher exchanges the word, then looks for sleepers. All four are seq_cst,
+// so at least one of the two sees the other.
 //
-// Abort: the first failing rank writes the record in rank 0's segment (compare-and-swap), then marks both
-// lines of every rank and wakes all sleepers. An owner that overwrites a mark gets it back from its own
-// exchange and marks its lines again, so a mark is never lost.
+// Abort: the first failing rank writes the record in rank 0's segment (compare-and-swap), then
+// marks both lines of every rank and wakes all sleepers. An owner that overwrites a mark gets it
+// back from its own exchange and marks its lines again, so a mark is never lost.
 #pragma once
 
 #include <algorithm>
@@ -59,12 +60,17 @@ enum class failure : std::uint32_t { none, timeout, peer_lost, mismatch, transpo
 
 [[noreturn]] inline void throw_failure(failure kind, const std::string& text) {
   switch (kind) {
-    case failure::timeout: throw timeout_error(text);
-    case failure::peer_lost: throw peer_lost_error(text);
-    case failure::mismatch: throw mismatch_error(text);
-    case failure::transport: throw transport_error(text);
+    case failure::timeout:
+      throw timeout_error(text);
+    case failure::peer_lost:
+      throw peer_lost_error(text);
+    case failure::mismatch:
+      throw mismatch_error(text);
+    case failure::transport:
+      throw transport_error(text);
     case failure::none:
-    case failure::aborted: break;
+    case failure::aborted:
+      break;
   }
   throw aborted_error(text);
 }
@@ -92,16 +98,16 @@ inline std::string seconds_text(std::chrono::nanoseconds time) {
 struct wait_options {
   /// A call that has not completed after this time throws timeout_error.
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};
-  /// How long a rank stays awake before it sleeps, where every rank has a CPU of its own: a 32nd of it
-  /// spinning, the rest offering the CPU to others.
+  /// How long a rank stays awake before it sleeps, where every rank has a CPU of its own: a 32nd of
+  /// it spinning, the rest offering the CPU to others.
   std::chrono::nanoseconds spin{std::chrono::microseconds(200)};
-  /// Called about ten times a second while a call sleeps; what it throws ends the call and aborts the
-  /// communicator. For Ctrl-C and the like.
+  /// Called about ten times a second while a call sleeps; what it throws ends the call and aborts
+  /// the communicator. For Ctrl-C and the like.
   std::function<void()> interrupt = {};
 };
 
-/// The state of one communicator on one rank. Algorithms use next_step, publish, wait and the memory
-/// accessors; nothing else here is theirs.
+/// The state of one communicator on one rank. Algorithms use next_step, publish, wait and the
+/// memory accessors; nothing else here is theirs.
 ///
 /// Thread-safety: one call at a time; `abort` from any thread.
 template <memory_transport Transport>
@@ -169,30 +175,34 @@ class context {
     }
   }
 
-  // --- for algorithms -----------------------------------------------------------------------------
+  // --- for algorithms
+  // -----------------------------------------------------------------------------
 
   /// Begins the next step: after it, this rank's half and line of the step may be written.
   void next_step() {
     ++step_;
     made_[step_ & 1] = {print_, calls_};
-    if (all_seen_ + 1 < step_) [[unlikely]] catch_up();
+    if (all_seen_ + 1 < step_) [[unlikely]]
+      catch_up();
   }
 
-  /// Publishes this step with up to 40 bytes of payload: everything written to the own half before is
-  /// visible to a peer that has waited for this rank.
+  /// Publishes this step with up to 40 bytes of payload: everything written to the own half before
+  /// is visible to a peer that has waited for this rank.
   void publish(const void* payload = nullptr, std::size_t bytes = 0) {
     detail::flag_line& line = lines_[step_ & 1];
-    // A rank that knows of an abort publishes no more. relaxed: only a short cut; the mark may as well
-    // come a moment later, and is then found by the exchange.
-    if ((std::atomic_ref(line.word).load(std::memory_order_relaxed) & 1) != 0) [[unlikely]] found_mark();
+    // A rank that knows of an abort publishes no more. relaxed: only a short cut; the mark may as
+    // well come a moment later, and is then found by the exchange.
+    if ((std::atomic_ref(line.word).load(std::memory_order_relaxed) & 1) != 0) [[unlikely]]
+      found_mark();
     line.fingerprint[0] = print_.words[0];
     line.fingerprint[1] = print_.words[1];
     if (bytes != 0) std::memcpy(line.payload, payload, bytes);
-    // seq_cst: release for `load` in wait and wait_slow; and ordered before the look at sleepers_, which
-    // pairs with fetch_add(sleepers), load(word) in wait_slow.
+    // seq_cst: release for `load` in wait and wait_slow; and ordered before the look at sleepers_,
+    // which pairs with fetch_add(sleepers), load(word) in wait_slow.
     const std::uint64_t before =
         std::atomic_ref(line.word).exchange(step_ << 1, std::memory_order_seq_cst);
-    if ((before & 1) != 0) [[unlikely]] found_mark();
+    if ((before & 1) != 0) [[unlikely]]
+      found_mark();
     if (std::atomic_ref(*sleepers_).load(std::memory_order_seq_cst) != 0) [[unlikely]] {
       detail::futex_wake(detail::low_half(&line.word), Transport::crosses_processes);
     }
@@ -239,7 +249,8 @@ class context {
   /// Room for one pointer a rank, for folds.
   const void** inputs() noexcept { return inputs_.data(); }
 
-  // --- for the communicator -----------------------------------------------------------------------
+  // --- for the communicator
+  // -----------------------------------------------------------------------
 
   /// Gives the communicator up on all ranks. Every call that waits, and every later call, throws
   /// aborted_error with `reason`. Any thread; never blocks.
@@ -285,9 +296,11 @@ class context {
   };
 
   void enter(const fingerprint& call) {
-    if (failed_) [[unlikely]] throw aborted_error("communicator was given up; first error: " + cause_);
+    if (failed_) [[unlikely]]
+      throw aborted_error("communicator was given up; first error: " + cause_);
     if (generation_ != detail::fork_generation()) [[unlikely]] {
-      throw error("rankfold: this communicator was made before fork(); make a new one in the child");
+      throw error(
+          "rankfold: this communicator was made before fork(); make a new one in the child");
     }
     print_ = call;
     ++calls_;
@@ -308,7 +321,8 @@ class context {
   /// Compares the call that rank `r` published in step `s` with the own one.
   void check(int r, std::uint64_t s) {
     peer_view& p = peers_[static_cast<std::size_t>(r)];
-    if (p.seen == 0) [[unlikely]] first_contact(r, s);
+    if (p.seen == 0) [[unlikely]]
+      first_contact(r, s);
     const detail::flag_line& line = p.lines[s & 1];
     const fingerprint& own = made_[s & 1].print;
     if (line.fingerprint[0] != own.words[0] || line.fingerprint[1] != own.words[1]) [[unlikely]] {
@@ -347,7 +361,8 @@ class context {
     }
   }
 
-  // --- waiting ------------------------------------------------------------------------------------
+  // --- waiting
+  // ------------------------------------------------------------------------------------
 
   void wait_slow(int r, std::uint64_t s, bool for_all) {
     if (may_spin_) {
@@ -393,10 +408,10 @@ class context {
       const bool sleeps = now >> 1 != s && (now & 1) == 0;
       if (sleeps) {
         const auto left = deadline_ - clock::now();
-        detail::futex_wait(detail::low_half(&word), static_cast<std::uint32_t>(now),
-                           (std::clamp)(std::chrono::nanoseconds(left),
-                                        std::chrono::nanoseconds(1000), slice),
-                           Transport::crosses_processes);
+        detail::futex_wait(
+            detail::low_half(&word), static_cast<std::uint32_t>(now),
+            (std::clamp)(std::chrono::nanoseconds(left), std::chrono::nanoseconds(1000), slice),
+            Transport::crosses_processes);
       }
       // seq_cst for simplicity: only a count.
       std::atomic_ref(sleepers).fetch_sub(1, std::memory_order_seq_cst);
@@ -433,7 +448,8 @@ class context {
   void timed_out(int r, std::uint64_t s, bool for_all) {
     const std::vector<int> ranks = missing(r, s, for_all);
     if (ranks.empty()) return;
-    fail(detail::failure::timeout, where(s) + detail::list_ranks(ranks) + " did not arrive within " +
+    fail(detail::failure::timeout, where(s) + detail::list_ranks(ranks) +
+                                       " did not arrive within " +
                                        detail::seconds_text(waiting_.timeout));
   }
 
@@ -445,13 +461,14 @@ class context {
     deadline_ = now + waiting_.timeout;
   }
 
-  // --- failing ------------------------------------------------------------------------------------
+  // --- failing
+  // ------------------------------------------------------------------------------------
 
   /// "all_reduce (call 7) on rank 1 of 4 over shm: ", of the call that step `s` belongs to.
   std::string where(std::uint64_t s) const {
     const made_call& call = made_[s & 1];
-    return std::string(name_of(call.print.what())) + " (call " + std::to_string(call.number) + ") on rank " +
-           std::to_string(rank_) + " of " + std::to_string(size_) + " over " +
+    return std::string(name_of(call.print.what())) + " (call " + std::to_string(call.number) +
+           ") on rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " over " +
            std::string(transport_.name()) + ": ";
   }
 
@@ -480,7 +497,8 @@ class context {
     while (length < text.size() && length > 0 && (text[length] & 0xC0) == 0x80) --length;
     r.text_size = static_cast<std::uint32_t>(length);
     std::memcpy(r.text, text.data(), r.text_size);
-    std::atomic_ref(r.state).store(2, std::memory_order_release);  // pairs with the load in read_record
+    std::atomic_ref(r.state).store(
+        2, std::memory_order_release);  // pairs with the load in read_record
     return true;
   }
 
@@ -540,12 +558,13 @@ class context {
     detail::throw_failure(kind, text);
   }
 
-  /// Handles whatever a call threw (a user's operator, the interrupt callback, the allocator, or one of
-  /// the above); rethrows it.
+  /// Handles whatever a call threw (a user's operator, the interrupt callback, the allocator, or
+  /// one of the above); rethrows it.
   [[noreturn]] void give_up() {
     if (!failed_) {
       failed_ = true;
-      std::string_view text = "out of memory";  // all that is left to say where the text cannot be made
+      std::string_view text =
+          "out of memory";  // all that is left to say where the text cannot be made
       try {
         cause_ = where(step_) + text_of_current_exception();
         text = cause_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank asks for in a collective call: the names of collectives and algorithms, the options of a
-// call, and the 16 bytes by which ranks notice that they do not ask for the same.
+// What a rank asks for in a collective call: the names of collectives and algorithms, the options
+// of a call, and the 16 bytes by which ranks notice that they do not ask for the same.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,13 @@
 
 RANKFOLD_BEGIN_NAMESPACE
 
-enum class collective : std::uint8_t { barrier = 1, all_reduce, reduce_scatter, all_gather, broadcast };
+enum class collective : std::uint8_t {
+  barrier = 1,
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast
+};
 
 /// How a collective is carried out. `automatic` picks by size; the others are for measurements and
 /// tests. The result does not depend on it.
@@ -27,21 +33,30 @@ enum class algorithm : std::uint8_t { automatic, inline_line, one_shot, two_shot
 
 constexpr std::string_view name_of(collective c) noexcept {
   switch (c) {
-    case collective::barrier: return "barrier";
-    case collective::all_reduce: return "all_reduce";
-    case collective::reduce_scatter: return "reduce_scatter";
-    case collective::all_gather: return "all_gather";
-    case collective::broadcast: return "broadcast";
+    case collective::barrier:
+      return "barrier";
+    case collective::all_reduce:
+      return "all_reduce";
+    case collective::reduce_scatter:
+      return "reduce_scatter";
+    case collective::all_gather:
+      return "all_gather";
+    case collective::broadcast:
+      return "broadcast";
   }
   return "unknown operation";
 }
 
 constexpr std::string_view name_of(algorithm a) noexcept {
   switch (a) {
-    case algorithm::automatic: return "automatic";
-    case algorithm::inline_line: return "inline_line";
-    case algorithm::one_shot: return "one_shot";
-    case algorithm::two_shot: return "two_shot";
+    case algorithm::automatic:
+      return "automatic";
+    case algorithm::inline_line:
+      return "inline_line";
+    case algorithm::one_shot:
+      return "one_shot";
+    case algorithm::two_shot:
+      return "two_shot";
   }
   return "unknown algorithm";
 }
@@ -49,8 +64,8 @@ constexpr std::string_view name_of(algorithm a) noexcept {
 /// Options of one call; equal on all ranks.
 struct call_options {
   rankfold::algorithm algorithm = algorithm::automatic;
-  /// Tells apart calls that are alike in every other field, 0 to 1,048,575: ranks that pass different
-  /// tags get a mismatch_error instead of each other's data.
+  /// Tells apart calls that are alike in every other field, 0 to 1,048,575: ranks that pass
+  /// different tags get a mismatch_error instead of each other's data.
   std::uint32_t tag = 0;
 };
 

@@ -10,13 +10,13 @@
 
 RANKFOLD_BEGIN_NAMESPACE
 
-/// Run-time parameters of a communicator's algorithms. They change speed, never a result, and must be
-/// the same on every rank: the first exchange with a peer checks that (mismatch_error).
+/// Run-time parameters of a communicator's algorithms. They change speed, never a result, and must
+/// be the same on every rank: the first exchange with a peer checks that (mismatch_error).
 struct tuning {
   /// Up to this many bytes travel inside the flag's own cache line; at most 40.
   std::size_t inline_max_bytes = detail::inline_capacity;
-  /// An all_reduce among more than two ranks is one-shot while a rank reads up to this many bytes from its
-  /// peers, P - 1 times the vector; above it two-shot.
+  /// An all_reduce among more than two ranks is one-shot while a rank reads up to this many bytes
+  /// from its peers, P - 1 times the vector; above it two-shot.
   std::size_t one_shot_max_bytes = 256 * 1024;
   /// How many bytes a rank stages in one step, as far as the workspace has room.
   std::size_t chunk_bytes = 512 * 1024;

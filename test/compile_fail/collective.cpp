@@ -19,7 +19,8 @@ void use(rankfold::communicator<rankfold::self_transport>& comm) {
 #if defined(CF_AVG_OF_INT)  // expect: 'reduction_op<Op, T>' \[with Op = .*avg; T = int\]
   comm.all_reduce(std::span(n), rankfold::avg{});
 #endif
-#if defined(CF_BIT_AND_OF_FLOAT)  // expect: 'reduction_op<Op, T>' \[with Op = .*bit_and; T = float\]
+#if defined(CF_BIT_AND_OF_FLOAT)  // expect: 'reduction_op<Op, T>' \[with Op = .*bit_and; T =
+                                  // float\]
   comm.all_reduce(std::span(x), rankfold::bit_and{});
 #endif
 #if defined(CF_CONST_OUTPUT)  // expect: 'element<T>' \[with T = const float\]

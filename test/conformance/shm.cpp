@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shm transport between threads of this process: the memory, futexes and rendezvous are those of
-// processes. test/unit/shm.cpp has the processes.
+// The shm transport between threads of this process: the memory, futexes and rendezvous are those
+// of processes. test/unit/shm.cpp has the processes.
 #include "rankfold/transport/shm.hpp"
-
-#include <unistd.h>
 
 #include <atomic>
 #include <cstddef>
@@ -14,6 +12,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <unistd.h>
 
 #include "conformance/check.hpp"
 

@@ -15,7 +15,8 @@ TEST_CASE("threads transport passes the conformance checks", "[conformance][thre
     check_conformance<threads_transport>(
         [](int ranks, const communicator_options& options,
            const std::function<void(communicator<threads_transport>&)>& f) {
-          testing::run_ranks(ranks, f, {.communicator = options, .threads = {.workspace_bytes = 65536}});
+          testing::run_ranks(ranks, f,
+                             {.communicator = options, .threads = {.workspace_bytes = 65536}});
         },
         {.seed = seed});
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What someone else's project builds against the installed tree.
-#include <rankfold/rankfold.hpp>
-
 #include <cstdio>
 #include <span>
 #include <vector>
+
+#include <rankfold/rankfold.hpp>
 
 int main() {
   rankfold::communicator comm{rankfold::self_transport{}};

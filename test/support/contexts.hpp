@@ -32,7 +32,8 @@ void run_contexts(int ranks, const context_setup& setup, F&& f) {
     for (int r = 0; r < ranks; ++r) {
       threads.emplace_back([&, r] {
         try {
-          test_context ctx(std::move(transports[static_cast<std::size_t>(r)]), setup.tune, setup.waiting);
+          test_context ctx(std::move(transports[static_cast<std::size_t>(r)]), setup.tune,
+                           setup.waiting);
           f(ctx);
         } catch (...) {
           const std::lock_guard lock(mutex);
@@ -46,6 +47,6 @@ void run_contexts(int ranks, const context_setup& setup, F&& f) {
 
 /// A call that only the tests make; every rank passes the same.
 inline rankfold::fingerprint test_call(std::size_t count = 0, std::uint32_t tag = 0) {
-  return rankfold::fingerprint::of(rankfold::collective::all_reduce, count, rankfold::dtype::int32, 1,
-                                   rankfold::algorithm::automatic, 0, tag);
+  return rankfold::fingerprint::of(rankfold::collective::all_reduce, count, rankfold::dtype::int32,
+                                   1, rankfold::algorithm::automatic, 0, tag);
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rankfold/assert.hpp"
 
-#include <sys/wait.h>
+#include <csignal>
+
 #include <unistd.h>
 
-#include <csignal>
+#include <sys/wait.h>
 
 #include "support/catch.hpp"
 

@@ -19,7 +19,8 @@ TEST_CASE("buffers that overlap in part are refused, apart and empty ones are no
 
 TEST_CASE("a wrong count is refused with both numbers", "[buffers]") {
   CHECK_NOTHROW(check_count("all_gather", "out", 8, 8));
-  CHECK_THROWS_WITH(check_count("all_gather", "out", 7, 8), "all_gather: out has 7 elements; expected 8");
+  CHECK_THROWS_WITH(check_count("all_gather", "out", 7, 8),
+                    "all_gather: out has 7 elements; expected 8");
 }
 
 TEST_CASE("a rank outside the communicator is refused with the range", "[buffers]") {

@@ -159,7 +159,7 @@ TEST_CASE("8 ranks reduce 4 KiB a thousand times without crawling", "[communicat
     std::vector<float> x(1024, 1.0f);
     for (int i = 0; i < 1000; ++i) comm.all_reduce(std::span(x), max{});
   });
-  // The figure that is promised, under 1 s, is measured in bench/; here a run under sanitizers on a busy
-  // machine must pass, and one that sleeps out its slices (100 ms a step) must not.
+  // The figure that is promised, under 1 s, is measured in bench/; here a run under sanitizers on a
+  // busy machine must pass, and one that sleeps out its slices (100 ms a step) must not.
   CHECK(std::chrono::steady_clock::now() - begin < 20s);
 }

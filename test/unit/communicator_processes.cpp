@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators between processes: ranks that are killed in any phase of a call, that stop, that leave; several
-// communicators in one process.
-#include <signal.h>
-#include <unistd.h>
-
+// Communicators between processes: ranks that are killed in any phase of a call, that stop, that
+// leave; several communicators in one process.
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -12,6 +9,9 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <signal.h>
+#include <unistd.h>
 
 #include "rankfold/communicator.hpp"
 #include "rankfold/transport/shm.hpp"
@@ -36,14 +36,16 @@ communicator<shm_transport> meet(const std::string& key, int rank, int size) {
   options.timeout = 30s;
   options.tune.chunk_bytes = 4096;
   options.tune.one_shot_max_bytes = 16384;
-  return communicator(shm_transport::connect(key, rank, size, {.workspace_bytes = 65536, .timeout = 20s}),
-                      std::move(options));
+  return communicator(
+      shm_transport::connect(key, rank, size, {.workspace_bytes = 65536, .timeout = 20s}),
+      std::move(options));
 }
 
 }  // namespace
 
-TEST_CASE("a rank that is killed in any phase of a call ends the others' within a second, and is named",
-          "[communicator][processes]") {
+TEST_CASE(
+    "a rank that is killed in any phase of a call ends the others' within a second, and is named",
+    "[communicator][processes]") {
   const std::uint64_t seed = values::seed();
   INFO("seed " << seed);
   std::mt19937_64 random(seed);
@@ -59,7 +61,8 @@ TEST_CASE("a rank that is killed in any phase of a call ends the others' within 
       const int ranks = trial % 2 == 0 ? 2 : 3;
       const int victim = static_cast<int>(random() % static_cast<unsigned>(ranks));
       const auto delay = std::chrono::microseconds(random() % 20'000);
-      INFO(p.name << ", rank " << victim << " of " << ranks << " killed after " << delay.count() << " us");
+      INFO(p.name << ", rank " << victim << " of " << ranks << " killed after " << delay.count()
+                  << " us");
       const std::string key = fresh_key();
       forked_ranks children(ranks, [&](int rank, const rank_voice& voice) -> std::string {
         auto comm = meet(key, rank, ranks);
@@ -76,7 +79,8 @@ TEST_CASE("a rank that is killed in any phase of a call ends the others' within 
           comm.barrier();
           return "a call after the error worked";
         } catch (const aborted_error& e) {
-          if (!contains(e.what(), first)) return std::string("another cause: ") + e.what() + " / " + first;
+          if (!contains(e.what(), first))
+            return std::string("another cause: ") + e.what() + " / " + first;
         }
         return first;
       });
@@ -103,7 +107,8 @@ TEST_CASE("a rank that stops is missed at the deadline, not before, and is named
   forked_ranks children(3, [&](int rank, const rank_voice& voice) {
     communicator_options options;
     options.timeout = 1500ms;
-    auto comm = communicator(shm_transport::connect(key, rank, 3, {.workspace_bytes = 65536}), options);
+    auto comm =
+        communicator(shm_transport::connect(key, rank, 3, {.workspace_bytes = 65536}), options);
     comm.barrier();
     voice.say("ready");
     for (;;) comm.barrier();
@@ -111,7 +116,8 @@ TEST_CASE("a rank that stops is missed at the deadline, not before, and is named
   for (int r = 0; r < 3; ++r) REQUIRE(children.wait_for_line(r, "ready"));
   children.kill(1, SIGSTOP);
   const auto begin = steady_clock::now();
-  while (!(children.ended(0) && children.ended(2)) && steady_clock::now() - begin < 20s) ::usleep(1000);
+  while (!(children.ended(0) && children.ended(2)) && steady_clock::now() - begin < 20s)
+    ::usleep(1000);
   const auto took = steady_clock::now() - begin;
   CHECK(took > 1300ms);
   CHECK(took < 5s);
@@ -154,7 +160,8 @@ TEST_CASE("a rank that leaves is said to have left", "[communicator][processes]"
   }
 }
 
-TEST_CASE("processes that make different calls each learn who asked what", "[communicator][processes]") {
+TEST_CASE("processes that make different calls each learn who asked what",
+          "[communicator][processes]") {
   const std::string key = fresh_key();
   const auto outcomes = fork_ranks(2, [&](int rank, const rank_voice&) {
     auto comm = meet(key, rank, 2);
@@ -169,7 +176,8 @@ TEST_CASE("processes that make different calls each learn who asked what", "[com
   }
 }
 
-TEST_CASE("several communicators of one process do not touch each other", "[communicator][processes]") {
+TEST_CASE("several communicators of one process do not touch each other",
+          "[communicator][processes]") {
   const std::string key = fresh_key();
   const auto outcomes = fork_ranks(3, [&](int rank, const rank_voice&) -> std::string {
     auto all = meet(key + "a", rank, 3);

@@ -2,10 +2,6 @@
 // The protocol below the algorithms: steps, rooted steps, failing, waiting.
 #include "rankfold/context.hpp"
 
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -15,13 +11,19 @@
 #include <thread>
 #include <vector>
 
+#include <unistd.h>
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+
 #include "support/catch.hpp"
 #include "support/contexts.hpp"
 
 using namespace rankfold;
 using namespace std::chrono_literals;
 
-TEST_CASE("a root runs at most one step ahead, and its data are not written over early", "[context]") {
+TEST_CASE("a root runs at most one step ahead, and its data are not written over early",
+          "[context]") {
   constexpr int steps = 200;
   std::vector<int> wrong(3, 0);
   std::atomic<int> slowest{0};
@@ -124,11 +126,17 @@ TEST_CASE("the first cause is kept for every later call", "[context]") {
   });
 }
 
-TEST_CASE("two threads in one context at once are refused, one after the other are not", "[context]") {
+TEST_CASE("two threads in one context at once are refused, one after the other are not",
+          "[context]") {
   auto transports = threads_transport::create(1, {.workspace_bytes = 8192});
   test_context ctx(std::move(transports[0]), {}, {});
   for (int i = 0; i < 3; ++i) {
-    std::thread([&] { ctx.run(test_call(), [&] { ctx.next_step(); ctx.publish(); }); }).join();
+    std::thread([&] {
+      ctx.run(test_call(), [&] {
+        ctx.next_step();
+        ctx.publish();
+      });
+    }).join();
   }
   CHECK(ctx.steps() == 3);
   bool refused = false;
@@ -164,7 +172,10 @@ TEST_CASE("a context made before fork is inert in the child", "[context]") {
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);
   CHECK(transports[1].state(0) == peer_state::alive);
-  CHECK_NOTHROW(parent->run(test_call(), [&] { parent->next_step(); parent->publish(); }));
+  CHECK_NOTHROW(parent->run(test_call(), [&] {
+    parent->next_step();
+    parent->publish();
+  }));
 }
 
 TEST_CASE("an interrupt callback ends a wait within a second", "[context]") {

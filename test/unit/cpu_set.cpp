@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rankfold/detail/cpu_set.hpp"
 
-#include <sched.h>
-
 #include <thread>
+
+#include <sched.h>
 
 #include "support/catch.hpp"
 

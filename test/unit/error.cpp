@@ -9,8 +9,9 @@
 
 using namespace rankfold;
 
-TEMPLATE_TEST_CASE("every run-time error is a rankfold::error and keeps its text", "[error]", timeout_error,
-                   peer_lost_error, mismatch_error, rendezvous_error, transport_error, aborted_error) {
+TEMPLATE_TEST_CASE("every run-time error is a rankfold::error and keeps its text", "[error]",
+                   timeout_error, peer_lost_error, mismatch_error, rendezvous_error,
+                   transport_error, aborted_error) {
   STATIC_REQUIRE(std::is_base_of_v<error, TestType>);
   STATIC_REQUIRE(std::is_base_of_v<std::runtime_error, TestType>);
   try {

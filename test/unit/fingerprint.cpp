@@ -20,18 +20,26 @@ fingerprint base() {
 TEST_CASE("every field changes the fingerprint", "[fingerprint]") {
   const auto a = base();
   CHECK(a == base());
-  CHECK_FALSE(a == fingerprint::of(collective::reduce_scatter, 64, dtype::float32, 1, algorithm::one_shot, 0, 3));
-  CHECK_FALSE(a == fingerprint::of(collective::all_reduce, 65, dtype::float32, 1, algorithm::one_shot, 0, 3));
-  CHECK_FALSE(a == fingerprint::of(collective::all_reduce, 64, dtype::int32, 1, algorithm::one_shot, 0, 3));
-  CHECK_FALSE(a == fingerprint::of(collective::all_reduce, 64, dtype::float32, 2, algorithm::one_shot, 0, 3));
-  CHECK_FALSE(a == fingerprint::of(collective::all_reduce, 64, dtype::float32, 1, algorithm::two_shot, 0, 3));
-  CHECK_FALSE(a == fingerprint::of(collective::all_reduce, 64, dtype::float32, 1, algorithm::one_shot, 1, 3));
-  CHECK_FALSE(a == fingerprint::of(collective::all_reduce, 64, dtype::float32, 1, algorithm::one_shot, 0, 4));
+  CHECK_FALSE(a == fingerprint::of(collective::reduce_scatter, 64, dtype::float32, 1,
+                                   algorithm::one_shot, 0, 3));
+  CHECK_FALSE(a == fingerprint::of(collective::all_reduce, 65, dtype::float32, 1,
+                                   algorithm::one_shot, 0, 3));
+  CHECK_FALSE(
+      a == fingerprint::of(collective::all_reduce, 64, dtype::int32, 1, algorithm::one_shot, 0, 3));
+  CHECK_FALSE(a == fingerprint::of(collective::all_reduce, 64, dtype::float32, 2,
+                                   algorithm::one_shot, 0, 3));
+  CHECK_FALSE(a == fingerprint::of(collective::all_reduce, 64, dtype::float32, 1,
+                                   algorithm::two_shot, 0, 3));
+  CHECK_FALSE(a == fingerprint::of(collective::all_reduce, 64, dtype::float32, 1,
+                                   algorithm::one_shot, 1, 3));
+  CHECK_FALSE(a == fingerprint::of(collective::all_reduce, 64, dtype::float32, 1,
+                                   algorithm::one_shot, 0, 4));
 }
 
 TEST_CASE("the largest values of all fields do not run into each other", "[fingerprint]") {
-  const auto f = fingerprint::of(collective::broadcast, fingerprint::max_count, dtype::boolean, 0xffffffff,
-                                 algorithm::two_shot, fingerprint::max_ranks - 1, fingerprint::max_tag);
+  const auto f =
+      fingerprint::of(collective::broadcast, fingerprint::max_count, dtype::boolean, 0xffffffff,
+                      algorithm::two_shot, fingerprint::max_ranks - 1, fingerprint::max_tag);
   CHECK(f.what() == collective::broadcast);
   CHECK(f.count() == fingerprint::max_count);
   const std::string text = f.describe();
@@ -44,13 +52,15 @@ TEST_CASE("the largest values of all fields do not run into each other", "[finge
 
 TEST_CASE("a fingerprint says what was asked for", "[fingerprint]") {
   CHECK(base().describe() == "all_reduce of 64 × float32 by sum, algorithm one_shot, tag 3");
-  CHECK(fingerprint::of(collective::barrier, 0, dtype::user, 0, algorithm::automatic, 0, 0).describe() ==
-        "barrier, tag 0");
+  CHECK(fingerprint::of(collective::barrier, 0, dtype::user, 0, algorithm::automatic, 0, 0)
+            .describe() == "barrier, tag 0");
 }
 
 TEST_CASE("a count or tag that does not fit is refused", "[fingerprint]") {
-  CHECK_NOTHROW(detail::check_call("all_reduce", fingerprint::max_count, {.tag = fingerprint::max_tag}));
-  CHECK_THROWS_AS(detail::check_call("all_reduce", fingerprint::max_count + 1, {}), std::invalid_argument);
+  CHECK_NOTHROW(
+      detail::check_call("all_reduce", fingerprint::max_count, {.tag = fingerprint::max_tag}));
+  CHECK_THROWS_AS(detail::check_call("all_reduce", fingerprint::max_count + 1, {}),
+                  std::invalid_argument);
   CHECK_THROWS_WITH(detail::check_call("all_reduce", 1, {.tag = 1u << 20}),
                     "all_reduce: tag 1048576; tags go from 0 to 1048575");
 }

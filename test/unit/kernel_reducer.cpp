@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rankfold/kernel/reducer.hpp"
-
 #include <stdexcept>
 
+#include "rankfold/kernel/reducer.hpp"
 #include "support/catch.hpp"
 
 using namespace rankfold;

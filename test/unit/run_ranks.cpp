@@ -36,20 +36,22 @@ TEST_CASE("run_ranks rethrows the first failure with its rank and original", "[r
 }
 
 TEST_CASE("run_ranks keeps the type of the library's own errors", "[run_ranks]") {
-  CHECK_THROWS_AS(testing::run_ranks(2,
-                                     [](auto& comm) {
-                                       std::vector<float> x(static_cast<std::size_t>(comm.rank()) + 1);
-                                       comm.all_reduce(std::span(x));
-                                     }),
-                  mismatch_error);
-  CHECK_THROWS_AS(testing::run_ranks(
-                      2,
-                      [](auto& comm) {
-                        if (comm.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(400));
-                        comm.barrier();
-                      },
-                      {.communicator = {.timeout = std::chrono::milliseconds(50)}}),
-                  timeout_error);
+  CHECK_THROWS_AS(
+      testing::run_ranks(2,
+                         [](auto& comm) {
+                           std::vector<float> x(static_cast<std::size_t>(comm.rank()) + 1);
+                           comm.all_reduce(std::span(x));
+                         }),
+      mismatch_error);
+  CHECK_THROWS_AS(
+      testing::run_ranks(2,
+                         [](auto& comm) {
+                           if (comm.rank() == 0)
+                             std::this_thread::sleep_for(std::chrono::milliseconds(400));
+                           comm.barrier();
+                         },
+                         {.communicator = {.timeout = std::chrono::milliseconds(50)}}),
+      timeout_error);
 }
 
 TEST_CASE("run_ranks refuses a number of ranks that makes no sense", "[run_ranks]") {

@@ -11,7 +11,8 @@
 using namespace rankfold::detail;
 
 TEST_CASE("the layout of a segment is fixed, to the byte", "[segment_layout]") {
-  // Literal numbers on purpose: processes built from different versions must agree, or be told apart.
+  // Literal numbers on purpose: processes built from different versions must agree, or be told
+  // apart.
   STATIC_REQUIRE(offsetof(segment_header, magic) == 0);
   STATIC_REQUIRE(offsetof(segment_header, layout) == 8);
   STATIC_REQUIRE(offsetof(segment_header, life) == 12);

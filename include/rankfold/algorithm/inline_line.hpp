@@ -40,7 +40,8 @@ void inline_line_reduce_scatter(Context& ctx, const kernel::reducer& reducer, co
   inline_line_exchange(ctx, in, block * static_cast<std::size_t>(ctx.size()));
   const void** const inputs = ctx.inputs();
   for (int r = 0; r < ctx.size(); ++r) {
-    inputs[r] = static_cast<const std::byte*>(inputs[r]) + block * static_cast<std::size_t>(ctx.rank());
+    inputs[r] =
+        static_cast<const std::byte*>(inputs[r]) + block * static_cast<std::size_t>(ctx.rank());
   }
   reducer.fold(reducer.op, inputs, ctx.size(), out, count);
 }

@@ -20,16 +20,16 @@ std::size_t staging_bytes(const Context& ctx) {
   return (std::max)(detail::cache_line, (std::min)(ctx.tuning().chunk_bytes, ctx.half_bytes()));
 }
 
-/// How many elements of `element_size` bytes fit in `bytes`, in whole cache lines where they can; 0 if
-/// not one fits.
+/// How many elements of `element_size` bytes fit in `bytes`, in whole cache lines where they can; 0
+/// if not one fits.
 constexpr std::size_t elements_in(std::size_t bytes, std::size_t element_size) {
   const std::size_t count = bytes / element_size;
   const std::size_t line = detail::elements_per_line(element_size);
   return count >= line ? detail::round_down(count, line) : count;
 }
 
-/// Calls `step(begin, count)` for chunks of at most `limit` of `count` elements; once with 0 for none,
-/// since every call is at least one step.
+/// Calls `step(begin, count)` for chunks of at most `limit` of `count` elements; once with 0 for
+/// none, since every call is at least one step.
 template <class Step>
 void for_chunks(std::size_t count, std::size_t limit, Step&& step) {
   std::size_t begin = 0;
@@ -40,8 +40,8 @@ void for_chunks(std::size_t count, std::size_t limit, Step&& step) {
   } while (begin < count);
 }
 
-/// Cost: ⌈bytes / chunk⌉ steps; a rank writes `bytes` to its segment and reads (P - 1) · `bytes` from
-/// its peers'.
+/// Cost: ⌈bytes / chunk⌉ steps; a rank writes `bytes` to its segment and reads (P - 1) · `bytes`
+/// from its peers'.
 template <class Context>
 void one_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
                          std::size_t count) {
@@ -61,15 +61,16 @@ void one_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const voi
   });
 }
 
-/// `count` elements a rank; `in` holds P blocks of them. Cost: ⌈P · bytes / chunk⌉ steps for blocks of
-/// `bytes`; a rank writes and reads (P - 1) · `bytes`.
+/// `count` elements a rank; `in` holds P blocks of them. Cost: ⌈P · bytes / chunk⌉ steps for blocks
+/// of `bytes`; a rank writes and reads (P - 1) · `bytes`.
 template <class Context>
-void one_shot_reduce_scatter(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
-                             std::size_t count) {
+void one_shot_reduce_scatter(Context& ctx, const kernel::reducer& reducer, const void* in,
+                             void* out, std::size_t count) {
   const std::size_t size = reducer.element_size;
   const auto ranks = static_cast<std::size_t>(ctx.size());
   const auto rank = static_cast<std::size_t>(ctx.rank());
-  const std::size_t limit = (std::max)(std::size_t{1}, elements_in(staging_bytes(ctx) / ranks, size));
+  const std::size_t limit =
+      (std::max)(std::size_t{1}, elements_in(staging_bytes(ctx) / ranks, size));
   for_chunks(count, limit, [&](std::size_t begin, std::size_t now) {
     const auto block = [&](std::size_t r) {
       return static_cast<const std::byte*>(in) + (r * count + begin) * size;
@@ -87,8 +88,8 @@ void one_shot_reduce_scatter(Context& ctx, const kernel::reducer& reducer, const
   });
 }
 
-/// `bytes` from every rank, to `out` in rank order. Cost: ⌈bytes / chunk⌉ steps; a rank writes `bytes`
-/// and reads (P - 1) · `bytes`.
+/// `bytes` from every rank, to `out` in rank order. Cost: ⌈bytes / chunk⌉ steps; a rank writes
+/// `bytes` and reads (P - 1) · `bytes`.
 template <class Context>
 void one_shot_all_gather(Context& ctx, const void* in, void* out, std::size_t bytes) {
   for_chunks(bytes, staging_bytes(ctx), [&](std::size_t begin, std::size_t now) {
@@ -98,7 +99,8 @@ void one_shot_all_gather(Context& ctx, const void* in, void* out, std::size_t by
     ctx.publish();
     ctx.wait_all();
     for (int r = 0; r < ctx.size(); ++r) {
-      std::byte* const to = static_cast<std::byte*>(out) + static_cast<std::size_t>(r) * bytes + begin;
+      std::byte* const to =
+          static_cast<std::byte*>(out) + static_cast<std::size_t>(r) * bytes + begin;
       if (r != ctx.rank()) {
         kernel::copy(to, ctx.half(r), now);
       } else if (to != own) {
@@ -108,8 +110,8 @@ void one_shot_all_gather(Context& ctx, const void* in, void* out, std::size_t by
   });
 }
 
-/// Cost: ⌈bytes / chunk⌉ steps; the root writes `bytes`, every other rank reads them; the root runs at
-/// most one step ahead.
+/// Cost: ⌈bytes / chunk⌉ steps; the root writes `bytes`, every other rank reads them; the root runs
+/// at most one step ahead.
 template <class Context>
 void one_shot_broadcast(Context& ctx, void* data, std::size_t bytes, int root) {
   for_chunks(bytes, staging_bytes(ctx), [&](std::size_t begin, std::size_t now) {

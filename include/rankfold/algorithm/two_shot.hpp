@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reduce-scatter then all-gather, pipelined in chunks that stay in cache: memory sees each byte of the
-// caller's buffers once in and once out.
+// Reduce-scatter then all-gather, pipelined in chunks that stay in cache: memory sees each byte of
+// the caller's buffers once in and once out.
 #pragma once
 
 #include <algorithm>
@@ -16,9 +16,9 @@ RANKFOLD_BEGIN_NAMESPACE
 
 namespace algorithms {
 
-/// In step c a rank stages chunk c, in P slices, beside its reduced slice of chunk c - 1; after the wait
-/// it fetches the other ranks' slices of chunk c - 1 and reduces its own slice of chunk c, into the
-/// half of the step to come.
+/// In step c a rank stages chunk c, in P slices, beside its reduced slice of chunk c - 1; after the
+/// wait it fetches the other ranks' slices of chunk c - 1 and reduces its own slice of chunk c,
+/// into the half of the step to come.
 ///
 /// Cost: ⌈bytes / chunk⌉ + 1 steps, one wait each; a rank writes `bytes` to its segment and reads
 /// 2 (P - 1) / P · `bytes` from its peers'.
@@ -30,8 +30,9 @@ void two_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const voi
   const auto rank = static_cast<std::size_t>(ctx.rank());
   const std::size_t line = detail::elements_per_line(size);
   // A half holds a chunk and one slice of another: (P + 1) slices.
-  const std::size_t room = (std::min)(ctx.half_bytes() / (ranks + 1),
-                                      (std::max)(detail::cache_line, ctx.tuning().chunk_bytes / ranks));
+  const std::size_t room =
+      (std::min)(ctx.half_bytes() / (ranks + 1),
+                 (std::max)(detail::cache_line, ctx.tuning().chunk_bytes / ranks));
   const std::size_t slice_limit = (std::max)(line, detail::round_down(room / size, line));
   const std::size_t chunk = slice_limit * ranks;
   const std::size_t chunks = (count + chunk - 1) / chunk;

@@ -15,8 +15,8 @@ RANKFOLD_BEGIN_NAMESPACE
 
 namespace collectives {
 
-/// Puts the `count` elements at `in` of every rank into `out`, in rank order. `in` is apart from `out`,
-/// or is the rank's own block in it.
+/// Puts the `count` elements at `in` of every rank into `out`, in rank order. `in` is apart from
+/// `out`, or is the rank's own block in it.
 template <class Context>
 void all_gather(Context& ctx, dtype type, std::size_t element_size, const void* in, void* out,
                 std::size_t count, const call_options& options) {
@@ -28,8 +28,8 @@ void all_gather(Context& ctx, dtype type, std::size_t element_size, const void* 
   }
   const algorithm how =
       algorithms::select(ctx, collective::all_gather, options.algorithm, bytes, 1);
-  ctx.run(fingerprint::of(collective::all_gather, type == dtype::user ? bytes : count, type, 0, how, 0,
-                          options.tag),
+  ctx.run(fingerprint::of(collective::all_gather, type == dtype::user ? bytes : count, type, 0, how,
+                          0, options.tag),
           [&] {
             if (how == algorithm::inline_line) {
               algorithms::inline_line_all_gather(ctx, in, out, bytes);

@@ -17,8 +17,8 @@ RANKFOLD_BEGIN_NAMESPACE
 
 namespace collectives {
 
-/// Folds `count` elements at `in` over all ranks into `out` on every rank; `in` and `out` are the same
-/// or apart.
+/// Folds `count` elements at `in` over all ranks into `out` on every rank; `in` and `out` are the
+/// same or apart.
 template <class Context>
 void all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
                 std::size_t count, const call_options& options) {

@@ -12,12 +12,13 @@ namespace collectives {
 template <class Context>
 void barrier(Context& ctx, const call_options& options) {
   detail::check_call("barrier", 0, options);
-  ctx.run(fingerprint::of(collective::barrier, 0, dtype::user, 0, algorithm::automatic, 0, options.tag),
-          [&] {
-            ctx.next_step();
-            ctx.publish();
-            ctx.wait_all();
-          });
+  ctx.run(
+      fingerprint::of(collective::barrier, 0, dtype::user, 0, algorithm::automatic, 0, options.tag),
+      [&] {
+        ctx.next_step();
+        ctx.publish();
+        ctx.wait_all();
+      });
 }
 
 }  // namespace collectives

@@ -20,8 +20,8 @@ inline void check_apart(std::string_view name, const void* a, std::size_t a_byte
   const auto x = reinterpret_cast<std::uintptr_t>(a);
   const auto y = reinterpret_cast<std::uintptr_t>(b);
   if (a_bytes != 0 && b_bytes != 0 && x < y + b_bytes && y < x + a_bytes) {
-    throw std::invalid_argument(std::string(name) +
-                                ": input and output overlap in part; they may be the same or apart");
+    throw std::invalid_argument(
+        std::string(name) + ": input and output overlap in part; they may be the same or apart");
   }
 }
 
@@ -39,7 +39,8 @@ inline void check_count(std::string_view name, std::string_view what, std::size_
 inline void check_rank(std::string_view name, std::string_view what, int rank, int size) {
   if (rank < 0 || rank >= size) {
     throw std::invalid_argument(std::string(name) + ": " + std::string(what) + " is " +
-                                std::to_string(rank) + "; expected 0 to " + std::to_string(size - 1));
+                                std::to_string(rank) + "; expected 0 to " +
+                                std::to_string(size - 1));
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which CPUs this thread may use, and how many of them at a time: what decides whether waiting ranks
-// may spin.
+// Which CPUs this thread may use, and how many of them at a time: what decides whether waiting
+// ranks may spin.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 #include <cstring>
 
 #if defined(__linux__)
-#include <sched.h>
+#  include <sched.h>
 #endif
 
 #include "rankfold/detail/config.hpp"
@@ -60,7 +60,8 @@ inline int cpu_quota() noexcept {
   int quota = 1 << 20;
 #if defined(__linux__)
   const auto limit = [&quota](double max, double period) {
-    if (max > 0 && period > 0) quota = (std::min)(quota, (std::max)(1, static_cast<int>(max / period)));
+    if (max > 0 && period > 0)
+      quota = (std::min)(quota, (std::max)(1, static_cast<int>(max / period)));
   };
   char line[1024];
   if (std::FILE* groups = std::fopen("/proc/self/cgroup", "re")) {
@@ -73,25 +74,29 @@ inline int cpu_quota() noexcept {
       const bool v2 = controllers[1] == 0;
       if (!v2 && std::strstr(controllers + 1, "cpu") == nullptr) continue;
       // Every level up to the root may set a limit.
-      for (std::size_t length = std::strlen(group);; ) {
+      for (std::size_t length = std::strlen(group);;) {
         char path[1200];
         double max = 0;
         double period = 0;
         const auto read = [&path](const char* format, double* a, double* b) {
           if (std::FILE* file = std::fopen(path, "re")) {
-            const int found = b != nullptr ? std::fscanf(file, format, a, b) : std::fscanf(file, format, a);
+            const int found =
+                b != nullptr ? std::fscanf(file, format, a, b) : std::fscanf(file, format, a);
             std::fclose(file);
             return found;
           }
           return 0;
         };
         if (v2) {
-          std::snprintf(path, sizeof path, "/sys/fs/cgroup%.*s/cpu.max", static_cast<int>(length), group);
+          std::snprintf(path, sizeof path, "/sys/fs/cgroup%.*s/cpu.max", static_cast<int>(length),
+                        group);
           if (read("%lf %lf", &max, &period) == 2) limit(max, period);
         } else {
-          std::snprintf(path, sizeof path, "/sys/fs/cgroup/cpu%.*s/cpu.cfs_quota_us", static_cast<int>(length), group);
+          std::snprintf(path, sizeof path, "/sys/fs/cgroup/cpu%.*s/cpu.cfs_quota_us",
+                        static_cast<int>(length), group);
           read("%lf", &max, nullptr);
-          std::snprintf(path, sizeof path, "/sys/fs/cgroup/cpu%.*s/cpu.cfs_period_us", static_cast<int>(length), group);
+          std::snprintf(path, sizeof path, "/sys/fs/cgroup/cpu%.*s/cpu.cfs_period_us",
+                        static_cast<int>(length), group);
           read("%lf", &period, nullptr);
           limit(max, period);
         }

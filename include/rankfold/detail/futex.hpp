@@ -9,12 +9,13 @@
 #include <ctime>
 
 #if defined(__linux__)
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#  include <unistd.h>
+
+#  include <linux/futex.h>
+#  include <sys/syscall.h>
 #else
-#include <algorithm>
-#include <thread>
+#  include <algorithm>
+#  include <thread>
 #endif
 
 #include "rankfold/detail/config.hpp"

@@ -25,7 +25,8 @@ RANKFOLD_BEGIN_NAMESPACE
 
 namespace detail {
 
-// A lock in place of a lock-free atomic would be one lock a process, which is none between processes.
+// A lock in place of a lock-free atomic would be one lock a process, which is none between
+// processes.
 static_assert(std::atomic_ref<std::uint64_t>::is_always_lock_free &&
               std::atomic_ref<std::uint64_t>::required_alignment <= 8 &&
               std::atomic_ref<std::uint32_t>::is_always_lock_free);

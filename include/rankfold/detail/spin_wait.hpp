@@ -2,7 +2,7 @@
 #pragma once
 
 #if defined(__x86_64__) || defined(__i386__)
-#include <immintrin.h>
+#  include <immintrin.h>
 #endif
 
 #include "rankfold/detail/config.hpp"

@@ -11,8 +11,9 @@ namespace kernel {
 
 /// Copies `size_bytes` bytes; the ranges do not overlap. Null pointers are fine for zero bytes.
 inline void copy(void* out, const void* in, std::size_t size_bytes) noexcept {
-  // Piece by piece: glibc's memcpy stores without reading first (rep movsb) only up to the size of the
-  // second cache, and a store to a line that a peer has read costs several times more when it reads.
+  // Piece by piece: glibc's memcpy stores without reading first (rep movsb) only up to the size of
+  // the second cache, and a store to a line that a peer has read costs several times more when it
+  // reads.
   constexpr std::size_t piece = std::size_t{256} << 10;
   auto* to = static_cast<std::byte*>(out);
   const auto* from = static_cast<const std::byte*>(in);

@@ -26,8 +26,9 @@ struct reducer {
 
 /// The reducer of T by `op`, which must outlive it.
 ///
-/// Arch is a parameter of this and of whatever calls it with a default, so that two translation units
-/// built for different instruction sets never share one function (the linker would merge equal names).
+/// Arch is a parameter of this and of whatever calls it with a default, so that two translation
+/// units built for different instruction sets never share one function (the linker would merge
+/// equal names).
 template <class T, class Op, class Arch = simd::native>
 reducer reducer_for(const Op& op) noexcept {
   return {fold_for<T, Op, Arch>(), &op, sizeof(T), dtype_of_v<T>, operator_id_v<Op, T>};

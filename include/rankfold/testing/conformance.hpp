@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every transport must pass: the collectives' values to the bit, and their errors. Needs no test
-// framework; whoever writes a transport runs it on theirs.
+// What every transport must pass: the collectives' values to the bit, and their errors. Needs no
+// test framework; whoever writes a transport runs it on theirs.
 //
-//     for (const auto& check : rankfold::testing::conformance_checks<my_transport>(run)) check.body();
+//     for (const auto& check : rankfold::testing::conformance_checks<my_transport>(run))
+//     check.body();
 //
-// `run(ranks, options, f)` calls f(communicator<my_transport>&) on that many ranks, each in a thread of
-// its own, with these communicator_options; it returns when all have ended and rethrows the first
-// exception (as run_ranks does). The workspace should be small (64 KiB) so that chunks are many.
+// `run(ranks, options, f)` calls f(communicator<my_transport>&) on that many ranks, each in a
+// thread of its own, with these communicator_options; it returns when all have ended and rethrows
+// the first exception (as run_ranks does). The workspace should be small (64 KiB) so that chunks
+// are many.
 #pragma once
 
 #include <algorithm>
@@ -49,8 +51,8 @@ struct conformance_check {
 
 /// How conformance_checks runs ranks over the transport under test.
 template <class Transport>
-using conformance_run = std::function<void(
-    int ranks, const communicator_options&, const std::function<void(communicator<Transport>&)>&)>;
+using conformance_run = std::function<void(int ranks, const communicator_options&,
+                                           const std::function<void(communicator<Transport>&)>&)>;
 
 /// The ranks, seed and sizes of a conformance run.
 struct conformance_options {
@@ -71,8 +73,8 @@ inline std::uint64_t mix(std::uint64_t x) {  // splitmix64 (Steele, Lea, Flood 2
   return x ^ (x >> 31);
 }
 
-// The oracle: its own conversions and its own recursion, so that a fault of the library's kernels or
-// algorithms cannot hide in it.
+// The oracle: its own conversions and its own recursion, so that a fault of the library's kernels
+// or algorithms cannot hide in it.
 
 template <class T>
 double widen(T x) {
@@ -154,8 +156,9 @@ T value(std::uint64_t seed, int r, std::size_t i) {
   if constexpr (std::is_integral_v<T>) {
     return static_cast<T>(bits);
   } else {
-    using word = std::conditional_t<sizeof(T) == 8, std::uint64_t,
-                                    std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
+    using word =
+        std::conditional_t<sizeof(T) == 8, std::uint64_t,
+                           std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
     // Random bits have all exponents alike; half of the values get ordinary ones.
     word w = static_cast<word>(bits >> (64 - 8 * sizeof(word)));
     if ((bits & 1) != 0) {
@@ -166,7 +169,8 @@ T value(std::uint64_t seed, int r, std::size_t i) {
         return static_cast<T>(ordinary);
       }
     }
-    if ((bits & 62) == 62) w = static_cast<word>(w << 15 << 15 << (sizeof(word) == 8 ? 15 : 0));  // ±0 …
+    if ((bits & 62) == 62)
+      w = static_cast<word>(w << 15 << 15 << (sizeof(word) == 8 ? 15 : 0));  // ±0 …
     return std::bit_cast<T>(w);
   }
 }
@@ -210,8 +214,17 @@ template <class T>
 std::vector<std::size_t> sizes(int ranks) {
   const std::size_t p = static_cast<std::size_t>(ranks);
   const std::size_t chunk = chunk_bytes / sizeof(T);
-  std::vector<std::size_t> all = {0,         1,     p - 1,     p,     p + 1,       40 / sizeof(T),
-                                  chunk - 1, chunk, chunk + 1, 2 * chunk + 1, 3 * chunk + 7};
+  std::vector<std::size_t> all = {0,
+                                  1,
+                                  p - 1,
+                                  p,
+                                  p + 1,
+                                  40 / sizeof(T),
+                                  chunk - 1,
+                                  chunk,
+                                  chunk + 1,
+                                  2 * chunk + 1,
+                                  3 * chunk + 7};
   std::sort(all.begin(), all.end());
   all.erase(std::unique(all.begin(), all.end()), all.end());
   return all;
@@ -228,8 +241,8 @@ void check_all_reduce(Comm& comm, kind op, std::uint64_t seed) {
       wanted[i] = expected(op, column);
     }
     const std::vector<T> in = row<T>(seed + count, comm.rank(), count);
-    for (const algorithm how : {algorithm::automatic, algorithm::inline_line, algorithm::one_shot,
-                                algorithm::two_shot}) {
+    for (const algorithm how :
+         {algorithm::automatic, algorithm::inline_line, algorithm::one_shot, algorithm::two_shot}) {
       if (how == algorithm::inline_line && count * sizeof(T) > 40) continue;
       const std::string what = "all_reduce of " + std::to_string(count) + " " + name<T>() + ", " +
                                std::string(name_of(how)) + ", rank " + std::to_string(comm.rank()) +
@@ -266,8 +279,8 @@ void check_reduce_scatter(Comm& comm, std::uint64_t seed) {
     }
     std::vector<T> in = row<T>(seed + count, comm.rank(), count * ranks);
     const std::vector<T> before = in;
-    const std::string what = "reduce_scatter of " + std::to_string(count) + " " + name<T>() + ", rank " +
-                             std::to_string(rank) + " of " + std::to_string(ranks);
+    const std::string what = "reduce_scatter of " + std::to_string(count) + " " + name<T>() +
+                             ", rank " + std::to_string(rank) + " of " + std::to_string(ranks);
     std::vector<T> out(count);
     comm.reduce_scatter(std::span<const T>(in), std::span(out));
     require_same(out.data(), wanted.data(), count, what);
@@ -319,7 +332,9 @@ void require_everywhere(const conformance_run<Transport>& run, int ranks,
     try {
       f(comm);
     } catch (const E& e) {
-      mine = std::string(e.what()).find(part) != std::string::npos ? "" : std::string("text: ") + e.what();
+      mine = std::string(e.what()).find(part) != std::string::npos
+                 ? ""
+                 : std::string("text: ") + e.what();
     } catch (const std::exception& e) {
       mine = std::string("another type: ") + e.what();
     }
@@ -409,7 +424,8 @@ std::vector<conformance_check> conformance_checks(conformance_run<Transport> run
       std::atomic<int> arrived{0};
       run(ranks, cd::small_chunks(), [&](comm& c) {
         for (int i = 1; i <= 50; ++i) {
-          if (cd::mix(static_cast<std::uint64_t>(i * 64 + c.rank())) % 8 == 0) std::this_thread::yield();
+          if (cd::mix(static_cast<std::uint64_t>(i * 64 + c.rank())) % 8 == 0)
+            std::this_thread::yield();
           ++arrived;
           c.barrier();
           cd::require(arrived >= i * c.size(), "left barrier " + std::to_string(i) + " too early");
@@ -468,10 +484,11 @@ std::vector<conformance_check> conformance_checks(conformance_run<Transport> run
       communicator_options impatient = cd::small_chunks();
       impatient.timeout = std::chrono::milliseconds(300);
       std::atomic<int> done{0};
-      cd::require_everywhere<error, Transport>(run, ranks, impatient, "rank " + std::to_string(ranks - 1),
-                                               [&](comm& c) {
+      cd::require_everywhere<error, Transport>(run, ranks, impatient,
+                                               "rank " + std::to_string(ranks - 1), [&](comm& c) {
                                                  if (last(c)) {
-                                                   while (done < ranks - 1) std::this_thread::yield();
+                                                   while (done < ranks - 1)
+                                                     std::this_thread::yield();
                                                  }
                                                  try {
                                                    c.barrier();
@@ -497,8 +514,8 @@ std::vector<conformance_check> conformance_checks(conformance_run<Transport> run
       });
       const auto took = std::chrono::steady_clock::now() - begin;
       for (int r = 0; r < ranks - 1; ++r) {
-        cd::require(found[static_cast<std::size_t>(r)].find("rank " + std::to_string(ranks - 1) + " left") !=
-                        std::string::npos,
+        cd::require(found[static_cast<std::size_t>(r)].find("rank " + std::to_string(ranks - 1) +
+                                                            " left") != std::string::npos,
                     "rank " + std::to_string(r) + " got: " + found[static_cast<std::size_t>(r)]);
       }
       cd::require(took < std::chrono::seconds(2), "it took more than a second");

@@ -28,8 +28,8 @@ struct run_options {
   threads_options threads = {};
 };
 
-/// What run_ranks throws for an exception that is not a rankfold::error; the original is nested in it
-/// (std::rethrow_if_nested).
+/// What run_ranks throws for an exception that is not a rankfold::error; the original is nested in
+/// it (std::rethrow_if_nested).
 class rank_failure : public std::runtime_error, public std::nested_exception {
  public:
   rank_failure(int rank, const std::string& text)
@@ -68,7 +68,8 @@ namespace detail {
   }
 }
 
-/// Whether the exception that is being handled tells of another rank's: what that rank threw counts.
+/// Whether the exception that is being handled tells of another rank's: what that rank threw
+/// counts.
 inline bool is_aborted_error() noexcept {
   try {
     throw;
@@ -81,12 +82,13 @@ inline bool is_aborted_error() noexcept {
 
 }  // namespace detail
 
-/// Runs `f(communicator<threads_transport>&)` on `ranks` ranks, each a thread of its own, and waits for
-/// all. Returns what they return, in rank order (nothing for void).
+/// Runs `f(communicator<threads_transport>&)` on `ranks` ranks, each a thread of its own, and waits
+/// for all. Returns what they return, in rank order (nothing for void).
 ///
-/// If ranks throw, rethrows what was thrown first, with its rank in the text: a rankfold::error as the
-/// type it was, anything else as rank_failure. The others see the failed rank leave and end, too.
-/// Assertion macros that are not thread-safe (Catch2's) belong after run_ranks, on what it returns.
+/// If ranks throw, rethrows what was thrown first, with its rank in the text: a rankfold::error as
+/// the type it was, anything else as rank_failure. The others see the failed rank leave and end,
+/// too. Assertion macros that are not thread-safe (Catch2's) belong after run_ranks, on what it
+/// returns.
 template <class F>
 auto run_ranks(int ranks, F&& f, const run_options& options = {}) {
   using comm = communicator<threads_transport>;

@@ -11,7 +11,8 @@
 
 using namespace rankfold;
 
-TEST_CASE("inline_line carries up to 40 bytes in one step, for every collective", "[algorithm][inline_line]") {
+TEST_CASE("inline_line carries up to 40 bytes in one step, for every collective",
+          "[algorithm][inline_line]") {
   for (const int ranks : {1, 2, 3, 5}) {
     std::vector<int> wrong(static_cast<std::size_t>(ranks), -1);
     run_contexts(ranks, {}, [&](test_context& ctx) {
@@ -22,7 +23,8 @@ TEST_CASE("inline_line carries up to 40 bytes in one step, for every collective"
       const kernel::reducer reducer = kernel::reducer_for<std::uint8_t>(op);
       for (std::size_t count = 0; count <= 40; ++count) {
         std::vector<std::uint8_t> in(count);
-        for (std::size_t i = 0; i < count; ++i) in[i] = static_cast<std::uint8_t>(rank * 50 + i * 3);
+        for (std::size_t i = 0; i < count; ++i)
+          in[i] = static_cast<std::uint8_t>(rank * 50 + i * 3);
         std::vector<std::uint8_t> out(count);
         const std::uint64_t before = ctx.steps();
         ctx.run(test_call(count), [&] {
@@ -39,15 +41,15 @@ TEST_CASE("inline_line carries up to 40 bytes in one step, for every collective"
           bad += all[i] != static_cast<std::uint8_t>(i / count * 50 + i % count * 3);
         }
         std::vector<std::uint8_t> data = in;
-        ctx.run(test_call(count), [&] {
-          algorithms::inline_line_broadcast(ctx, data.data(), count, ranks - 1);
-        });
+        ctx.run(test_call(count),
+                [&] { algorithms::inline_line_broadcast(ctx, data.data(), count, ranks - 1); });
         for (std::size_t i = 0; i < count; ++i) {
           bad += data[i] != static_cast<std::uint8_t>((P - 1) * 50 + i * 3);
         }
         if (count * P > 40) continue;
         std::vector<std::uint8_t> blocks(count * P);
-        for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<std::uint8_t>(rank + i);
+        for (std::size_t i = 0; i < blocks.size(); ++i)
+          blocks[i] = static_cast<std::uint8_t>(rank + i);
         ctx.run(test_call(count), [&] {
           algorithms::inline_line_reduce_scatter(ctx, reducer, blocks.data(), out.data(), count);
         });

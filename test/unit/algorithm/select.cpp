@@ -44,7 +44,8 @@ TEST_CASE("two ranks are one-shot at any size", "[algorithm][select]") {
   CHECK(pick({.ranks = 2}, algorithm::two_shot, 1 << 30) == algorithm::two_shot);
 }
 
-TEST_CASE("an algorithm that is asked for is taken or refused with the reason", "[algorithm][select]") {
+TEST_CASE("an algorithm that is asked for is taken or refused with the reason",
+          "[algorithm][select]") {
   const stub ctx;
   CHECK(pick(ctx, algorithm::two_shot, 4) == algorithm::two_shot);
   CHECK(pick(ctx, algorithm::one_shot, 100000) == algorithm::one_shot);
@@ -55,13 +56,16 @@ TEST_CASE("an algorithm that is asked for is taken or refused with the reason", 
   CHECK_THROWS_AS(pick(ctx, static_cast<algorithm>(30), 100), std::invalid_argument);
 }
 
-TEST_CASE("an element too large for the pipeline goes one-shot, one too large for the workspace is refused",
-          "[algorithm][select]") {
+TEST_CASE(
+    "an element too large for the pipeline goes one-shot, one too large for the workspace is "
+    "refused",
+    "[algorithm][select]") {
   const stub ctx;
   CHECK(pick(ctx, algorithm::automatic, 30000, 3000) == algorithm::one_shot);
   CHECK_THROWS_AS(pick(ctx, algorithm::two_shot, 30000, 3000), std::invalid_argument);
-  CHECK_THROWS_WITH(pick(ctx, algorithm::automatic, 9000, 9000),
-                    "all_reduce: an element of 9000 bytes does not fit in the workspace; raise workspace_bytes");
+  CHECK_THROWS_WITH(
+      pick(ctx, algorithm::automatic, 9000, 9000),
+      "all_reduce: an element of 9000 bytes does not fit in the workspace; raise workspace_bytes");
   CHECK_THROWS_AS(pick(ctx, algorithm::automatic, 10000, 3000, collective::reduce_scatter),
                   std::invalid_argument);
 }

@@ -275,11 +275,11 @@ TEST_CASE("a run of MPICH's mpiexec is told from others by its process manager",
       return fork_ranks(1, [](int, const rank_voice&) { return read_environment().run; })[0].text;
     });
     const bool alike = ranks[0].text == own && ranks[1].text == own;
-    return (alike ? "alike " : "not alike ") + ranks[0].text + " / " + ranks[1].text;
+    return (alike ? "same " : "other ") + ranks[0].text + " / " + ranks[1].text;
   });
   INFO(managers[0].text << "; " << managers[1].text);
-  CHECK(contains(managers[0].text, "alike hydra"));
-  CHECK(contains(managers[1].text, "alike hydra"));
+  CHECK(contains(managers[0].text, "same hydra"));
+  CHECK(contains(managers[1].text, "same hydra"));
   CHECK(managers[0].text != managers[1].text);
   // Without one, nothing tells two runs apart.
   CHECK_THROWS_AS(read_environment(), rankfold::rendezvous_error);

@@ -276,13 +276,15 @@ TEST_CASE("a rank that never arrives is named to all who wait, in time",
   }
 }
 
-TEST_CASE("a rank whose own time is up first names who is missing", "[bootstrap][unix_socket]") {
+TEST_CASE("a rank whose own time is up first names who is missing by then",
+          "[bootstrap][unix_socket]") {
   const std::string key = fresh_key();
-  const auto outcomes = fork_ranks(2, [&](int rank, const rank_voice&) {
-    meet(options_for(key, rank, 4, rank == 0 ? 10s : 600ms));
+  const auto outcomes = fork_ranks(3, [&](int rank, const rank_voice&) {
+    if (rank == 2) ::usleep(300'000);  // not there yet when rank 1 is welcomed
+    meet(options_for(key, rank, 4, rank == 1 ? 1500ms : 10s));
   });
   INFO(outcomes[0].text << "\n" << outcomes[1].text);
-  CHECK(contains(outcomes[1].text, "not complete within 0.6 s; not there: ranks 2 and 3"));
+  CHECK(contains(outcomes[1].text, "not complete within 1.5 s; not there: rank 3"));
   CHECK(contains(outcomes[0].text, "rank 0 of 4 could not start: the start was not complete"));
 }
 
@@ -424,9 +426,9 @@ TEST_CASE("strangers that send nothing, or anything, do not hold the start up",
           "[bootstrap][unix_socket]") {
   const std::string key = fresh_key();
   const auto start = steady_clock::now();
-  const auto outcomes = fork_ranks(3, [&](int process, const rank_voice& voice) -> std::string {
+  forked_ranks ranks(3, [&](int process, const rank_voice& voice) -> std::string {
     if (process < 2) {
-      if (process == 1) ::usleep(500'000);
+      if (process == 1) ::usleep(700'000);
       return meet(options_for(key, process, 2));
     }
     const std::string whole = crafted_hello().bytes(key);
@@ -462,15 +464,18 @@ TEST_CASE("strangers that send nothing, or anything, do not hold the start up",
     std::memcpy(CMSG_DATA(CMSG_FIRSTHDR(&message)), open.data(), sizeof(int));
     ::sendmsg(open.back(), &message, MSG_NOSIGNAL);
     voice.say("sent");
-    ::usleep(1'500'000);
+    ::pause();  // stays, so that its connections do
     return "";
   });
+  while (!ranks.ended(0) || !ranks.ended(1)) ::usleep(1000);
+  CHECK(seconds_since(start) < 6);
+  CHECK(ranks.lines(2).size() == 1);
+  ranks.kill(2, SIGKILL);
+  const auto outcomes = ranks.join();
   for (const std::size_t rank : {0U, 1U}) {
     INFO(outcomes[rank].text);
     CHECK(outcomes[rank].text == "1 of 1");
   }
-  CHECK(outcomes[2].lines.size() == 1);
-  CHECK(seconds_since(start) < 6);
 }
 
 TEST_CASE("names taken by others are passed over, whatever these do", "[bootstrap][unix_socket]") {

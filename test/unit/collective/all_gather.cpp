@@ -25,7 +25,8 @@ TEST_CASE("all_gather carries any trivially copyable type", "[collective][all_ga
   for (const int ranks : {1, 2, 3, 5, 8}) {
     const auto results = testing::run_ranks(ranks, [](auto& comm) {
       std::vector<record> mine(7);
-      for (std::size_t i = 0; i < mine.size(); ++i) mine[i].key = comm.rank() * 100 + static_cast<int>(i);
+      for (std::size_t i = 0; i < mine.size(); ++i)
+        mine[i].key = comm.rank() * 100 + static_cast<int>(i);
       std::vector<record> all(mine.size() * static_cast<std::size_t>(comm.size()));
       comm.all_gather(std::span(mine), std::span(all));
       std::vector<std::int64_t> keys;
@@ -42,7 +43,8 @@ TEST_CASE("all_gather carries any trivially copyable type", "[collective][all_ga
 
 TEST_CASE("all_gather keeps every bit, NaN payloads too", "[collective][all_gather]") {
   const auto results = testing::run_ranks(2, [](auto& comm) {
-    const std::vector<std::uint32_t> bits(20, 0xFF812345u + static_cast<std::uint32_t>(comm.rank()));
+    const std::vector<std::uint32_t> bits(20,
+                                          0xFF812345u + static_cast<std::uint32_t>(comm.rank()));
     std::vector<std::uint32_t> all(40);
     comm.all_gather(bits.data(), all.data(), 20, dtype::float32);
     return all;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every element type with every operator and algorithm, to the bit; test/conformance has every transport.
+// Every element type with every operator and algorithm, to the bit; test/conformance has every
+// transport.
 #include "rankfold/collective/all_reduce.hpp"
 
 #include <cfenv>
@@ -15,7 +16,7 @@
 #include "support/values.hpp"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
+#  include <immintrin.h>
 #endif
 
 using namespace rankfold;
@@ -29,7 +30,8 @@ testing::run_options small() {
           .threads = {.workspace_bytes = 32768}};
 }
 
-/// How many of the runs of all sizes and algorithms on `ranks` ranks gave other bits than the oracle.
+/// How many of the runs of all sizes and algorithms on `ranks` ranks gave other bits than the
+/// oracle.
 template <class T, class Op>
 int wrong_runs(int ranks, dtype type, reduction op, std::uint64_t seed) {
   const auto wrong = testing::run_ranks(
@@ -37,8 +39,9 @@ int wrong_runs(int ranks, dtype type, reduction op, std::uint64_t seed) {
       [&](auto& comm) {
         int bad = 0;
         constexpr std::size_t chunk = chunk_bytes / sizeof(T);
-        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, static_cast<std::size_t>(ranks) + 1,
-                                        chunk - 1, chunk, chunk + 1, 3 * chunk + 7}) {
+        for (const std::size_t count :
+             {std::size_t{0}, std::size_t{1}, static_cast<std::size_t>(ranks) + 1, chunk - 1, chunk,
+              chunk + 1, 3 * chunk + 7}) {
           std::vector<std::vector<std::byte>> in;
           std::vector<const std::byte*> pointers;
           for (int r = 0; r < ranks; ++r) {
@@ -49,7 +52,8 @@ int wrong_runs(int ranks, dtype type, reduction op, std::uint64_t seed) {
           std::vector<std::byte> wanted(count * sizeof(T) + 1);
           reference::fold<T>(Op{}, pointers.data(), ranks, wanted.data(), count);
           const std::byte* own = in[static_cast<std::size_t>(comm.rank())].data();
-          for (const algorithm how : {algorithm::automatic, algorithm::one_shot, algorithm::two_shot}) {
+          for (const algorithm how :
+               {algorithm::automatic, algorithm::one_shot, algorithm::two_shot}) {
             std::vector<std::byte> out(count * sizeof(T) + 1);
             comm.all_reduce(own, out.data(), count, type, op, {.algorithm = how});
             bad += out != wanted;
@@ -66,13 +70,14 @@ int wrong_runs(int ranks, dtype type, reduction op, std::uint64_t seed) {
   return all;
 }
 
-constexpr dtype all_types[] = {dtype::float32, dtype::float64, dtype::bfloat16, dtype::float16, dtype::int8,
-                               dtype::int16,   dtype::int32,   dtype::int64,    dtype::uint8,   dtype::uint16,
-                               dtype::uint32,  dtype::uint64,  dtype::boolean};
-constexpr reduction all_operators[] = {reduction::sum,        reduction::prod,   reduction::min,
-                                       reduction::max,        reduction::avg,    reduction::bit_and,
-                                       reduction::bit_or,     reduction::bit_xor, reduction::logical_and,
-                                       reduction::logical_or};
+constexpr dtype all_types[] = {dtype::float32, dtype::float64, dtype::bfloat16, dtype::float16,
+                               dtype::int8,    dtype::int16,   dtype::int32,    dtype::int64,
+                               dtype::uint8,   dtype::uint16,  dtype::uint32,   dtype::uint64,
+                               dtype::boolean};
+constexpr reduction all_operators[] = {
+    reduction::sum,         reduction::prod,      reduction::min,    reduction::max,
+    reduction::avg,         reduction::bit_and,   reduction::bit_or, reduction::bit_xor,
+    reduction::logical_and, reduction::logical_or};
 
 }  // namespace
 

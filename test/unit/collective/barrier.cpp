@@ -27,7 +27,8 @@ TEST_CASE("nobody passes a barrier before all have come", "[collective][barrier]
 }
 
 TEST_CASE("barriers with different tags do not meet", "[collective][barrier]") {
-  CHECK_THROWS_AS(testing::run_ranks(
-                      2, [](auto& comm) { comm.barrier({.tag = static_cast<unsigned>(comm.rank())}); }),
-                  mismatch_error);
+  CHECK_THROWS_AS(
+      testing::run_ranks(
+          2, [](auto& comm) { comm.barrier({.tag = static_cast<unsigned>(comm.rank())}); }),
+      mismatch_error);
 }

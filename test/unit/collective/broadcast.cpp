@@ -22,7 +22,8 @@ TEST_CASE("broadcasts in a row from changing roots, with other collectives betwe
           for (int i = 0; i < 300; ++i) {
             const int root = i * 7 % comm.size();
             // From inside a line to several chunks.
-            std::vector<int> x(static_cast<std::size_t>(i * 37 % 900), comm.rank() == root ? i : -1);
+            std::vector<int> x(static_cast<std::size_t>(i * 37 % 900),
+                               comm.rank() == root ? i : -1);
             comm.broadcast(std::span(x), root);
             for (const int value : x) bad += value != i;
             if (i % 11 == 0) {

@@ -31,7 +31,8 @@ TEMPLATE_TEST_CASE("reduce_scatter gives each rank the oracle's bits of its bloc
           ranks,
           [&](auto& comm) {
             std::vector<TestType> out(count);
-            comm.reduce_scatter(std::span(in[static_cast<std::size_t>(comm.rank())]), std::span(out), max{});
+            comm.reduce_scatter(std::span(in[static_cast<std::size_t>(comm.rank())]),
+                                std::span(out), max{});
             return out;
           },
           {.communicator = {.tune = {.chunk_bytes = 256}}, .threads = {.workspace_bytes = 16384}});

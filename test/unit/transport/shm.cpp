@@ -524,7 +524,7 @@ TEST_CASE("shm: memory that its owner could cut short, or of another shape, is r
       void* address = ::mmap(nullptr, static_cast<std::size_t>(size), PROT_READ | PROT_WRITE,
                              MAP_SHARED, made.memory.get(), 0);
       if (address != MAP_FAILED && what_ != 3) {
-        rankfold::detail::init_segment(static_cast<std::byte*>(address), 1, 2);
+        rankfold::detail::init_segment(static_cast<std::byte*>(address), what_ == 5 ? 0 : 1, 2);
       }
       const int seals = F_SEAL_GROW | F_SEAL_SEAL | (what_ == 2 ? 0 : F_SEAL_SHRINK);
       ::fcntl(made.memory.get(), F_ADD_SEALS, seals);
@@ -536,10 +536,13 @@ TEST_CASE("shm: memory that its owner could cut short, or of another shape, is r
    private:
     int what_;
   };
-  const char* const expected[] = {"", "has 14336 bytes, expected 28672", "has seals ",
+  const char* const expected[] = {"",
+                                  "has 14336 bytes, expected 28672",
+                                  "has seals ",
                                   "says rank 0 of 0, layout 0, expected rank 1 of 2",
-                                  "has 0 bytes"};
-  for (int what = 0; what < 5; ++what) {
+                                  "has 0 bytes",
+                                  "says rank 0 of 2, layout "};
+  for (int what = 0; what < 6; ++what) {
     const std::string key = fresh_key();
     const auto outcomes = fork_ranks(2, [&](int rank, const rank_voice&) {
       if (rank == 0) {
