@@ -45,7 +45,8 @@ FAULTS = {
     "FAULT_NO_LOOK_AGAIN": "-DN=2 -DEVENTS=0",
 }
 DEPTH = 1_000_000
-CUT_SHORT = ("max search depth too small", "out of memory", "reached -DMEMLIM", "hash table full", "not completed")
+CUT_SHORT = ("search depth too small", "out of memory", "reached -DMEMLIM", "hash table full",
+             "not completed")
 
 
 def faults_of(model):

@@ -50,7 +50,7 @@ def install(work):
 
 def cmake(work, prefix):
     build = work / "cmake"
-    run("cmake", "-S", here, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "-G", "Ninja", "-S", here, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", build)
     run(build / "consumer")
 
@@ -63,7 +63,8 @@ def cmake_refuses(work, prefix):
         (here / "CMakeLists.txt").read_text().replace("rankfold 0.1", "rankfold 0.0.9"))
     shutil.copy(here / "main.cpp", folder)
     try:
-        run("cmake", "-S", folder, "-B", work / "refused_build", f"-DCMAKE_PREFIX_PATH={prefix}")
+        run("cmake", "-G", "Ninja", "-S", folder, "-B", work / "refused_build",
+            f"-DCMAKE_PREFIX_PATH={prefix}")
     except RuntimeError as error:
         assert "compatible" in str(error), error
         return

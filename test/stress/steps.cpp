@@ -398,6 +398,7 @@ namespace {
 
 enum class fault {
   operator_throws,
+  all_throw,
   leaves,
   aborts,
   aborted_from_outside,
@@ -448,7 +449,7 @@ std::string check_outcome(const outcome& o, int rank, const std::string& type,
 
 std::string run_with_fault(round_setup setup) {
   random_bits random(setup.seed + 77);
-  const auto what = static_cast<fault>(random.below(7));
+  const auto what = static_cast<fault>(random.below(8));
   const int victim = static_cast<int>(random.below(static_cast<std::size_t>(setup.ranks)));
   const int at = static_cast<int>(random.below(30));
   if (what == fault::sleeps) setup.options.communicator.timeout = slowed_down ? 1500ms : 400ms;
@@ -470,16 +471,19 @@ std::string run_with_fault(round_setup setup) {
             if (i > at + 1000) throw std::logic_error("the fault has been lost");
             dawdle(own);
             call c = next_call(shared, comm.size(), setup.options.communicator.tune.chunk_bytes);
-            if (i == at && what == fault::operator_throws) {
+            if (i == at && (what == fault::operator_throws || what == fault::all_throw)) {
               c.what = kind::all_reduce;
               c.type = of_type::affine_compose;
               c.count += 1;
+              if (what == fault::all_throw) throw_after = 0;
             }
             if (i == at && is_victim) {
               failed_at = steady::now();
               switch (what) {
                 case fault::operator_throws:
                   throw_after = static_cast<int>(own.below(2));
+                  break;
+                case fault::all_throw:
                   break;
                 case fault::leaves:
                   left = true;
@@ -535,6 +539,11 @@ std::string run_with_fault(round_setup setup) {
       case fault::operator_throws:
         wrong += r == victim ? check_outcome(o, r, "planted", "planted in the operator")
                              : check_outcome(o, r, "aborted_error", "planted in the operator");
+        break;
+      case fault::all_throw:
+        // Who throws late may find another's mark first.
+        wrong += check_outcome(o, r, o.type == "aborted_error" ? "aborted_error" : "planted",
+                               "planted in the operator");
         break;
       case fault::leaves:
         if (r == victim) continue;

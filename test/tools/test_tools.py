@@ -83,7 +83,8 @@ def layers(tmp_path, monkeypatch, **contents):
         layer, _, text = content.partition(": ")
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("".join(
-            f"{line}\n" if line.startswith("using") else f"#include {line}\n" for line in text.split(";") if line))
+            f"{line}\n" if line.startswith("using") else f"#include {line}\n"
+            for line in text.split(";") if line))
         listed[name] = int(layer)
     monkeypatch.setattr(check_layers, "include", tmp_path)
     return "\n".join(check_layers.check(listed))
@@ -128,8 +129,9 @@ def test_the_summary_counts_cases_and_tests_and_crashes(tmp_path):
     tests = [("one", "OK", None), ("two", "FAIL", lines), ("three", "FAIL", junit),
              ("four", "TIMEOUT", crashed), ("five", "SKIP", None), ("six", "FAIL", "output")]
     (tmp_path / "meson-logs").mkdir()
+    said = {"output": "ok   good\nFAIL  bad\n"}
     (tmp_path / "meson-logs" / "testlog.json").write_text("\n".join(
-        json.dumps({"name": name, "result": result, "returncode": 1, "stdout": "ok   good\nFAIL  bad\n" if report == "output" else "out",
+        json.dumps({"name": name, "result": result, "returncode": 1, "stdout": said.get(report, "out"),
                     "env": {"RANKFOLD_TEST_REPORT": str(report)} if report else {}})
         for name, result, report in tests))
     results = ci_summary.from_meson(tmp_path)

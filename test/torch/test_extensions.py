@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Extensions as files: twice the same namespace, two namespaces in one process, what is exported."""
 
+import os
 import shutil
 import subprocess
 import sys
+import uuid
 
 import pytest
 import torch
@@ -95,16 +97,16 @@ print(second.all_reduce(torch.ones(2), second.order()).tolist())
 
 def test_two_extensions_in_two_processes_meet_each_in_its_own_groups(extension, other):
     _, library = other
-    import os
-    import uuid
-
+    # In two threads, so that the ranks may come to the two in another order.
     program = f"""
+import os
+from concurrent.futures import ThreadPoolExecutor
 torch.ops.load_library({extension!r})
 torch.ops.load_library({library!r})
 first, second = torch.ops.{NAMESPACE}, torch.ops.other_extension
-import os
-for ops in (first, second) if os.environ["RANK"] == "0" else (first, second):
-    ops.init()
+with ThreadPoolExecutor(2) as threads:
+    order = [first, second] if os.environ["RANK"] == "0" else [second, first]
+    list(threads.map(lambda ops: ops.init(), order))
 print(first.all_reduce(torch.ones(1), first.order()).item() + second.all_reduce(torch.ones(1) * 5, second.order()).item())
 """
     environment = {**os.environ, "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": uuid.uuid4().hex, "RANKFOLD_TIMEOUT": "60"}
