@@ -48,13 +48,14 @@ SUITES = {
     "odr": ("test", ["--suite", "odr"], 60),
     "unit": ("test", ["--suite", "unit"], 900),
     "conformance": ("test", ["--suite", "conformance"], 600),
+    "stress": ("test", ["--suite", "stress"], 600),
     "model": ("test", ["--suite", "model"], 1800),
     "package": ("test", ["--suite", "package"], 300),
     "examples": ("test", ["--suite", "examples"], 600),
     "torch": ("test", ["--suite", "torch"], 3600),
     "native": ("test-native", ["unit kernel"], 300),
     "asan": ("test-asan", ["--suite", "unit", "--suite", "conformance"], 1200),
-    "tsan": ("test-tsan", ["--suite", "unit", "--suite", "conformance"], 1200),
+    "tsan": ("test-tsan", ["--suite", "unit", "--suite", "conformance", "--suite", "stress"], 1200),
 }
 
 

@@ -70,7 +70,7 @@ struct call_options {
 };
 
 /// The fields that must agree between ranks, packed:
-///   word 0: count (48 bits), collective (5), dtype (6), algorithm (5)
+///   word 0: count (48 bits; of bytes for a user's type), collective (5), dtype (6), algorithm (5)
 ///   word 1: operator (32), root (12), tag (20)
 struct fingerprint {
   std::uint64_t words[2] = {0, 0};
@@ -105,7 +105,9 @@ struct fingerprint {
     const auto tag = words[1] >> 44;
     std::string text(name_of(what()));
     if (what() != collective::barrier) {
-      text.append(" of ").append(std::to_string(count())).append(" × ").append(name_of(type));
+      text.append(" of ").append(std::to_string(count()));
+      text.append(type == dtype::user ? " bytes of a user's type"
+                                      : " × " + std::string(name_of(type)));
     }
     if (operator_id >= 1u << 31) {
       text.append(" by user operator ").append(std::to_string(operator_id));

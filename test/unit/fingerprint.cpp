@@ -56,6 +56,14 @@ TEST_CASE("a fingerprint says what was asked for", "[fingerprint]") {
             .describe() == "barrier, tag 0");
 }
 
+TEST_CASE("a user's type is counted in bytes, so that ranks with other sizes are told apart",
+          "[fingerprint]") {
+  const auto f = fingerprint::of(collective::all_reduce, 24, dtype::user, (1u << 31) + 5,
+                                 algorithm::automatic, 0, 0);
+  CHECK(f.describe() ==
+        "all_reduce of 24 bytes of a user's type by user operator 2147483653, tag 0");
+}
+
 TEST_CASE("a count or tag that does not fit is refused", "[fingerprint]") {
   CHECK_NOTHROW(
       detail::check_call("all_reduce", fingerprint::max_count, {.tag = fingerprint::max_tag}));

@@ -28,8 +28,8 @@ void all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, vo
   const algorithm how = algorithms::select(ctx, collective::all_reduce, options.algorithm, bytes,
                                            reducer.element_size);
   const detail::fp_environment environment;
-  ctx.run(fingerprint::of(collective::all_reduce, count, reducer.type, reducer.operator_id, how, 0,
-                          options.tag),
+  ctx.run(fingerprint::of(collective::all_reduce, reducer.type == dtype::user ? bytes : count,
+                          reducer.type, reducer.operator_id, how, 0, options.tag),
           [&] {
             if (how == algorithm::inline_line) {
               algorithms::inline_line_all_reduce(ctx, reducer, in, out, count);

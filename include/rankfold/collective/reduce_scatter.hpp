@@ -30,8 +30,8 @@ void reduce_scatter(Context& ctx, const kernel::reducer& reducer, const void* in
   const algorithm how = algorithms::select(ctx, collective::reduce_scatter, options.algorithm, all,
                                            reducer.element_size);
   const detail::fp_environment environment;
-  ctx.run(fingerprint::of(collective::reduce_scatter, count, reducer.type, reducer.operator_id, how,
-                          0, options.tag),
+  ctx.run(fingerprint::of(collective::reduce_scatter, reducer.type == dtype::user ? bytes : count,
+                          reducer.type, reducer.operator_id, how, 0, options.tag),
           [&] {
             if (how == algorithm::inline_line) {
               algorithms::inline_line_reduce_scatter(ctx, reducer, in, out, count);

@@ -135,6 +135,38 @@ TEST_CASE("the caller's rounding mode and flush-to-zero change no bit, and are g
 }
 #endif
 
+namespace {
+
+struct numbered {  // an operator with an id of its own, for whatever type
+  static constexpr std::uint32_t id = 77;
+  template <class T>
+  T operator()(const T& a, const T&) const {
+    return a;
+  }
+};
+
+template <std::size_t Bytes>
+struct blob {
+  char bytes[Bytes];
+};
+
+}  // namespace
+
+TEST_CASE("user types of different sizes are a mismatch, also under one operator id",
+          "[collective][all_reduce]") {
+  CHECK_THROWS_AS(testing::run_ranks(2,
+                                     [](auto& comm) {
+                                       std::vector<blob<8>> x(10);
+                                       std::vector<blob<12>> y(10);
+                                       if (comm.rank() == 0) {
+                                         comm.all_reduce(std::span(x), numbered{});
+                                       } else {
+                                         comm.all_reduce(std::span(y), numbered{});
+                                       }
+                                     }),
+                  mismatch_error);
+}
+
 TEST_CASE("bytes outside an unaligned output stay as they are", "[collective][all_reduce]") {
   const auto wrong = testing::run_ranks(
       3,
