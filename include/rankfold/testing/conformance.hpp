@@ -551,7 +551,7 @@ std::vector<conformance_check> conformance_checks(conformance_run<Transport> run
             if (last(c)) throw std::runtime_error("my operator");
             return a + b;
           };
-          c.all_reduce(std::span(x), add_or_throw);
+          c.all_reduce(std::span(x), add_or_throw, {.algorithm = algorithm::one_shot});
           c.barrier();
         } catch (const std::runtime_error& e) {
           cd::require(std::string(e.what()).find("my operator") != std::string::npos, e.what());
