@@ -185,6 +185,12 @@ inline at::Tensor empty_contiguous(const at::Tensor& x) {
   return at::detail::empty_cpu(x.sizes(), x.scalar_type());
 }
 
+/// A contiguous copy of `x`, which is not contiguous; nothing that autograd sees.
+inline at::Tensor contiguous_copy(const at::Tensor& x) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return x.contiguous();
+}
+
 /// Calls `reduce(in, out)` with contiguous memory of the values of `x` and of a new tensor, which
 /// it returns.
 template <class Reduce>
@@ -195,8 +201,7 @@ at::Tensor out_of_place(const at::Tensor& x, Reduce&& reduce) {
     return out;
   }
   // A copy whatever the layout: what looks dense here may not on another rank.
-  const at::AutoDispatchBelowADInplaceOrView below;
-  at::Tensor out = x.contiguous();
+  at::Tensor out = contiguous_copy(x);
   void* data = out.mutable_data_ptr();
   reduce(data, data);
   return out;
@@ -211,10 +216,10 @@ void in_place(const at::Tensor& x, Reduce&& reduce) {
     reduce(data, data);
     return;
   }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  at::Tensor copy = x.contiguous();
+  at::Tensor copy = contiguous_copy(x);
   void* data = copy.mutable_data_ptr();
   reduce(data, data);
+  const at::AutoDispatchBelowADInplaceOrView below;
   x.copy_(copy);
 }
 
