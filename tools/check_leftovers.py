@@ -6,8 +6,8 @@ usage: check_leftovers.py [--timeout SECONDS] [--report FILE] [--name NAME] -- C
 
 Processes are told by descent: this one is made the reaper of all orphans below it, so that whatever
 the command started and did not wait for becomes its child. What is left gets a moment to end, is
-named, and is ended. A new file in /dev/shm counts unless a process from elsewhere has it open; it
-is named, and stays.
+named, and is ended. As root the command has a /dev/shm of its own, of 64 MB as in a container; else
+a new file there counts unless a process from elsewhere has it open, and stays.
 Ends with the command's exit code, with 124 after a timeout, or with 1 if only leftovers failed it.
 """
 
@@ -21,6 +21,8 @@ import sys
 import time
 
 PR_SET_CHILD_SUBREAPER = 36
+CLONE_NEWNS = 0x20000
+MS_REC, MS_PRIVATE = 0x4000, 0x40000
 GRACE_SECONDS = 5.0
 shm = pathlib.Path("/dev/shm")
 
@@ -61,6 +63,15 @@ def command_line(pid):
         return "?"
 
 
+def own_shared_memory(libc):
+    """Gives this process and those below it a /dev/shm of their own; whether that could be done."""
+    if not shm.is_dir() or libc.unshare(CLONE_NEWNS) != 0:
+        return False
+    if libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) != 0:
+        return False  # what is mounted here would show outside
+    return libc.mount(b"tmpfs", bytes(shm), b"tmpfs", 0, b"size=64m") == 0
+
+
 def shm_files():
     return {path for path in shm.rglob("*") if not path.is_dir()} if shm.is_dir() else set()
 
@@ -93,8 +104,10 @@ def end(pids):
 
 def run(command, timeout=None):
     """Runs the command; its exit code and what it left behind, in words."""
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    alone = own_shared_memory(libc)
     before = shm_files()
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
@@ -113,7 +126,7 @@ def run(command, timeout=None):
     found = [f"process {pid}: {command_line(pid)}" for pid in sorted(left)]
     end(left)
     for path in sorted(shm_files() - before):
-        if path.exists() and not opened_elsewhere(path):
+        if alone or (path.exists() and not opened_elsewhere(path)):
             found.append(f"file {path}")
     return code if code >= 0 else 128 - code, found
 
