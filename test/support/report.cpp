@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes one line per test case, `passed NAME` or `failed NAME`, to the file that the environment
-// variable RANKFOLD_TEST_REPORT names; tools/ci_summary.py counts them. Takes Catch2 v2 and v3.
-#if __has_include(<catch2/catch_all.hpp>)
-#  include <catch2/catch_all.hpp>
-#else
-#  define CATCH_CONFIG_EXTERNAL_INTERFACES  // v2: the listener's types
-#  include <catch2/catch.hpp>
-#endif
-
+// Writes one line per test case, `passed NAME`, `failed NAME` or `skipped NAME`, to the file that
+// the environment variable RANKFOLD_TEST_REPORT names; tools/ci_summary.py counts them. Takes
+// Catch2 v2 and v3.
+#define CATCH_CONFIG_EXTERNAL_INTERFACES  // v2: the listener's types
 #include <cstdlib>
 #include <string>
 #include <string_view>
 
 #include <fcntl.h>
 #include <unistd.h>
+
+#include "support/catch.hpp"
 
 namespace {
 
@@ -37,12 +34,14 @@ class report : public listener {
       file_ = ::open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644);
   }
 
+  void testCaseStarting(const Catch::TestCaseInfo&) override { test_is_left_out = false; }
+
   // Written at once and without a buffer: a crash later on takes nothing away, and a forked child
   // has nothing to write a second time.
   void testCaseEnded(const Catch::TestCaseStats& stats) override {
     const bool failed = stats.totals.assertions.failed > 0 || stats.totals.testCases.failed > 0;
-    const std::string line =
-        std::string(failed ? "failed " : "passed ").append(name_of(stats)).append("\n");
+    const char* const state = failed ? "failed " : test_is_left_out ? "skipped " : "passed ";
+    const std::string line = std::string(state).append(name_of(stats)).append("\n");
     if (file_ >= 0 && ::getpid() == owner_) {
       [[maybe_unused]] const ssize_t written = ::write(file_, line.data(), line.size());
     }

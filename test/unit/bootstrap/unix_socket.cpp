@@ -680,8 +680,7 @@ TEST_CASE("an interrupt ends the start on all ranks", "[bootstrap][unix_socket]"
 
 TEST_CASE("a process of another user is never let in", "[bootstrap][unix_socket]") {
   if (!is_root()) {
-    WARN("needs root");
-    return;
+    LEAVE_OUT("needs root");
   }
   const std::string key = fresh_key();
   const auto outcomes = fork_ranks(3, [&](int process, const rank_voice&) -> std::string {
@@ -708,8 +707,7 @@ TEST_CASE("a process of another user is never let in", "[bootstrap][unix_socket]
 TEST_CASE("a listener of another user is passed over, and is sent nothing",
           "[bootstrap][unix_socket]") {
   if (!is_root()) {
-    WARN("needs root");
-    return;
+    LEAVE_OUT("needs root");
   }
   const std::string key = fresh_key();
   forked_ranks ranks(3, [&](int process, const rank_voice& voice) -> std::string {
@@ -754,8 +752,7 @@ TEST_CASE("a uid that is not mapped is an error that says so", "[bootstrap][unix
     return meet(options_for(key, 0, 2, 500ms));
   });
   if (outcomes[0].text == "not allowed") {
-    WARN("needs the right to make a user namespace");
-    return;
+    LEAVE_OUT("needs the right to make a user namespace");
   }
   INFO(outcomes[0].text);
   CHECK(outcomes[0].error == "rendezvous_error");
@@ -785,8 +782,7 @@ TEST_CASE("ranks meet at a path, also from different network namespaces, and rem
 TEST_CASE("without a path another network namespace is an error that says so",
           "[bootstrap][unix_socket]") {
   if (!is_root()) {
-    WARN("needs root");
-    return;
+    LEAVE_OUT("needs root");
   }
   const std::string key = fresh_key();
   const auto outcomes = fork_ranks(2, [&](int rank, const rank_voice&) {
