@@ -30,34 +30,41 @@ testing::run_options small() {
           .threads = {.workspace_bytes = 32768}};
 }
 
+/// What the oracle knows of a pair of types; the code under test is given it at run time.
+struct oracle {
+  std::size_t element_size;
+  void (*fill)(std::byte* to, std::size_t count, int rank, std::uint64_t seed);
+  void (*fold)(const std::byte* const* in, int n, std::byte* out, std::size_t count);
+};
+
 /// How many of the runs of all sizes and algorithms on `ranks` ranks gave other bits than the
 /// oracle.
-template <class T, class Op>
-int wrong_runs(int ranks, dtype type, reduction op, std::uint64_t seed) {
+int wrong_runs(int ranks, dtype type, reduction op, const oracle& pair, std::uint64_t seed) {
   const auto wrong = testing::run_ranks(
       ranks,
       [&](auto& comm) {
         int bad = 0;
-        constexpr std::size_t chunk = chunk_bytes / sizeof(T);
+        const std::size_t chunk = chunk_bytes / pair.element_size;
         for (const std::size_t count :
              {std::size_t{0}, std::size_t{1}, static_cast<std::size_t>(ranks) + 1, chunk - 1, chunk,
               chunk + 1, 3 * chunk + 7}) {
+          const std::size_t bytes = count * pair.element_size;
           std::vector<std::vector<std::byte>> in;
           std::vector<const std::byte*> pointers;
           for (int r = 0; r < ranks; ++r) {
-            in.emplace_back(count * sizeof(T) + 1);
-            values::fill_hostile<T>(in.back().data(), count, r, seed + count);
+            in.emplace_back(bytes + 1);
+            pair.fill(in.back().data(), count, r, seed + count);
             pointers.push_back(in.back().data());
           }
-          std::vector<std::byte> wanted(count * sizeof(T) + 1);
-          reference::fold<T>(Op{}, pointers.data(), ranks, wanted.data(), count);
+          std::vector<std::byte> wanted(bytes + 1);
+          pair.fold(pointers.data(), ranks, wanted.data(), count);
           const std::byte* own = in[static_cast<std::size_t>(comm.rank())].data();
           for (const algorithm how :
                {algorithm::automatic, algorithm::one_shot, algorithm::two_shot}) {
-            std::vector<std::byte> out(count * sizeof(T) + 1);
+            std::vector<std::byte> out(bytes + 1);
             comm.all_reduce(own, out.data(), count, type, op, {.algorithm = how});
             bad += out != wanted;
-            std::memcpy(out.data(), own, count * sizeof(T));
+            std::memcpy(out.data(), own, bytes);
             comm.all_reduce(out.data(), out.data(), count, type, op, {.algorithm = how});
             bad += out != wanted;
           }
@@ -91,9 +98,14 @@ TEST_CASE("all_reduce gives the oracle's bits for every type, operator, algorith
       const bool has_meaning = visit(op, [&]<class Op>(Op) {
         return visit(type, [&]<class T>() {
           if constexpr (supports_v<Op, T>) {
+            const oracle pair{
+                sizeof(T), values::fill_hostile<T>,
+                [](const std::byte* const* in, int n, std::byte* out, std::size_t count) {
+                  reference::fold<T>(Op{}, in, n, out, count);
+                }};
             for (const int ranks : {1, 2, 3, 4, 5, 8}) {
               INFO(name_of(type) << " by " << name_of(op) << " on " << ranks << " ranks");
-              CHECK(wrong_runs<T, Op>(ranks, type, op, seed) == 0);
+              CHECK(wrong_runs(ranks, type, op, pair, seed) == 0);
             }
             return true;
           } else {
