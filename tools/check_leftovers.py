@@ -67,8 +67,9 @@ def own_shared_memory(libc):
     """Gives this process and those below it a /dev/shm of their own; whether that could be done."""
     if not shm.is_dir() or libc.unshare(CLONE_NEWNS) != 0:
         return False
-    if libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) != 0:
-        return False  # what is mounted here would show outside
+    # What is mounted here must not show outside. In a chroot / may be no mount point.
+    if all(libc.mount(b"none", at, None, MS_REC | MS_PRIVATE, None) != 0 for at in (b"/", bytes(shm))):
+        return False
     return libc.mount(b"tmpfs", bytes(shm), b"tmpfs", 0, b"size=64m") == 0
 
 
