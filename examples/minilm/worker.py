@@ -4,6 +4,7 @@
 Started by run.py. While another process is measured this one sleeps in read().
 """
 
+import contextlib
 import ctypes
 import gc
 import hashlib
@@ -221,7 +222,8 @@ def main():
     except EOFError:
         pass  # run.py has closed the pipe: this is the end
     except BaseException:
-        pipe.send((False, traceback.format_exc()))
+        with contextlib.suppress(OSError):  # run.py may have closed the pipe: it ends all processes
+            pipe.send((False, traceback.format_exc()))
         os._exit(1)  # a peer may be gone: wait for nobody
 
 

@@ -4,6 +4,7 @@
 That the whole of it runs, compiled, is a test of its own in examples/meson.build.
 """
 
+import multiprocessing
 import os
 import pathlib
 import signal
@@ -224,6 +225,19 @@ def await_job(process):
         if "compiles the tensor-parallel model" in line:
             return lines
     raise AssertionError("".join(lines))
+
+
+def test_a_worker_whose_run_has_closed_the_pipe_fails_without_a_word(tmp_path):
+    here, there = multiprocessing.Pipe()
+    process = subprocess.Popen(
+        [sys.executable, str(FOLDER / "worker.py"), str(there.fileno())],
+        pass_fds=[there.fileno()], stderr=subprocess.PIPE, text=True,
+    )
+    there.close()
+    here.send({"cpus": []})  # no CPU: an error, which has nobody to be told to
+    here.close()
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (1, "")
 
 
 def gone(pids):
