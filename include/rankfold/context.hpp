@@ -186,6 +186,13 @@ class context {
       catch_up();
   }
 
+  /// In this step `peer` reads `bytes` bytes at `offset` of the own half. Between next_step and
+  /// publish. Nothing to do where peers read memory; where they do not, this is what is sent.
+  void give(int /*peer*/, std::size_t /*offset*/, std::size_t /*bytes*/) noexcept {}
+
+  /// The same for every peer.
+  void give_all(std::size_t /*offset*/, std::size_t /*bytes*/) noexcept {}
+
   /// Publishes this step with up to 40 bytes of payload: everything written to the own half before
   /// is visible to a peer that has waited for this rank.
   void publish(const void* payload = nullptr, std::size_t bytes = 0) {
@@ -237,6 +244,11 @@ class context {
   }
 
   std::size_t half_bytes() const noexcept { return half_bytes_; }
+
+  /// Fails the call on all ranks with mismatch_error: for what algorithms compare themselves.
+  [[noreturn]] void mismatch(const std::string& text) {
+    fail(detail::failure::mismatch, where(step_) + text);
+  }
 
   /// How many steps this rank has begun: what an algorithm's cost is counted in.
   std::uint64_t steps() const noexcept { return step_; }

@@ -20,7 +20,18 @@ enum class collective : std::uint8_t {
   all_reduce,
   reduce_scatter,
   all_gather,
-  broadcast
+  broadcast,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
+  reduce_scatter_uneven,
+  all_gather_uneven,
+  gather_uneven,
+  scatter_uneven,
+  all_to_all_uneven,
+  send_recv,
+  split,
 };
 
 /// How a collective is carried out. `automatic` picks by size; the others are for measurements and
@@ -43,6 +54,28 @@ constexpr std::string_view name_of(collective c) noexcept {
       return "all_gather";
     case collective::broadcast:
       return "broadcast";
+    case collective::reduce:
+      return "reduce";
+    case collective::gather:
+      return "gather";
+    case collective::scatter:
+      return "scatter";
+    case collective::all_to_all:
+      return "all_to_all";
+    case collective::reduce_scatter_uneven:
+      return "reduce_scatter (uneven)";
+    case collective::all_gather_uneven:
+      return "all_gather (uneven)";
+    case collective::gather_uneven:
+      return "gather (uneven)";
+    case collective::scatter_uneven:
+      return "scatter (uneven)";
+    case collective::all_to_all_uneven:
+      return "all_to_all (uneven)";
+    case collective::send_recv:
+      return "send/recv";
+    case collective::split:
+      return "split";
   }
   return "unknown operation";
 }

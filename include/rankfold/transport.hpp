@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What rankfold asks of a transport. A transport gives memory and tells who is alive; steps, flags,
-// waiting and abort are built on that, once, in context.hpp.
+// What rankfold asks of a transport: memory that the ranks share, or messages between them, and who
+// is alive. Steps, waiting, deadlines, mismatch and abort are built on that once, in context.hpp
+// and message_context.hpp.
 #pragma once
 
 #include <concepts>
 #include <cstddef>
+#include <memory>
+#include <span>
 #include <string_view>
+#include <utility>
 
 #include "rankfold/detail/config.hpp"
 
@@ -42,5 +46,45 @@ concept memory_transport = transport<T> && requires(const T& t, int r) {
   { t.state(r) } noexcept -> std::same_as<peer_state>;
   { T::crosses_processes } -> std::convertible_to<bool>;
 };
+
+/// A transport whose ranks send each other messages.
+///
+/// Model requirements:
+/// - `send(peer, channel, data, bytes)` and `receive(peer, channel, data, bytes)` start a transfer
+///   and return at once. Until `done(request)` has returned true, the library leaves `data` alone,
+///   and the transport may use it. A receive is met by the message of the same sender, receiver and
+///   channel that was sent as the same in order; both have the same size. Channels (0 to
+///   `channels - 1`) do not hold each other up. A small message need not be received for its send
+///   to be done; a large one may.
+/// - `done(request)` moves transfers on and tells whether this one is complete; afterwards the
+///   request is spent. Never blocks. Throws transport_error where the transfer has failed.
+/// - `abandon(request, memory)` takes over a request that nobody will ask for again and keeps
+///   `memory`, where its data are, until the transfer is complete; for ever if it never is.
+/// - `announce(notice)` tells all peers of the notice (at most `max_notice` bytes); best effort,
+///   never blocks, at most once in a transport's life. Any thread, at any time.
+/// - `heard(notice)` copies a notice that a peer has announced and returns its size; 0 if there is
+///   none yet. Never blocks.
+/// - `state(r)` says how rank r stands now; `alive` where the transport cannot tell. Must not
+/// block.
+/// - All members but `announce` are called by one thread at a time.
+template <class T>
+concept message_transport =
+    transport<T> &&
+    requires(T& t, const T& c, int peer, int channel, const std::byte* out, std::byte* in,
+             std::size_t bytes, typename T::request& request, std::shared_ptr<const void> memory,
+             std::span<const std::byte> notice, std::span<std::byte> room) {
+      requires std::movable<typename T::request>;
+      { t.send(peer, channel, out, bytes) } -> std::same_as<typename T::request>;
+      { t.receive(peer, channel, in, bytes) } -> std::same_as<typename T::request>;
+      { t.done(request) } -> std::same_as<bool>;
+      { t.abandon(std::move(request), memory) } noexcept;
+      { t.announce(notice) } noexcept;
+      { t.heard(room) } -> std::same_as<std::size_t>;
+      { c.state(peer) } noexcept -> std::same_as<peer_state>;
+      { T::channels } -> std::convertible_to<int>;
+    };
+
+/// The largest notice that a message transport is asked to announce, in bytes.
+inline constexpr std::size_t max_notice = 1024;
 
 RANKFOLD_END_NAMESPACE

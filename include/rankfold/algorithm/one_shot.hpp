@@ -52,6 +52,7 @@ void one_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const voi
     const std::byte* const own = static_cast<const std::byte*>(in) + begin * size;
     ctx.next_step();
     kernel::copy(ctx.half(ctx.rank()), own, now * size);
+    ctx.give_all(0, now * size);
     ctx.publish();
     ctx.wait_all();
     const void** const inputs = ctx.inputs();
@@ -77,7 +78,9 @@ void one_shot_reduce_scatter(Context& ctx, const kernel::reducer& reducer, const
     };
     ctx.next_step();
     for (std::size_t r = 0; r < ranks; ++r) {
-      if (r != rank) kernel::copy(ctx.half(ctx.rank()) + r * limit * size, block(r), now * size);
+      if (r == rank) continue;
+      kernel::copy(ctx.half(ctx.rank()) + r * limit * size, block(r), now * size);
+      ctx.give(static_cast<int>(r), r * limit * size, now * size);
     }
     ctx.publish();
     ctx.wait_all();
@@ -96,6 +99,7 @@ void one_shot_all_gather(Context& ctx, const void* in, void* out, std::size_t by
     const std::byte* const own = static_cast<const std::byte*>(in) + begin;
     ctx.next_step();
     kernel::copy(ctx.half(ctx.rank()), own, now);
+    ctx.give_all(0, now);
     ctx.publish();
     ctx.wait_all();
     for (int r = 0; r < ctx.size(); ++r) {
@@ -119,6 +123,7 @@ void one_shot_broadcast(Context& ctx, void* data, std::size_t bytes, int root) {
     ctx.next_step();
     if (ctx.rank() == root) {
       kernel::copy(ctx.half(root), own, now);
+      ctx.give_all(0, now);
       ctx.publish();
     } else {
       ctx.publish();

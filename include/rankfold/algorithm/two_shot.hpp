@@ -55,13 +55,14 @@ void two_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const voi
     ctx.next_step();
     if (c < chunks) {
       for (std::size_t r = 0; r < ranks; ++r) {
+        if (r == rank) continue;
         const detail::slice s = slice_in(c, r);
-        if (r != rank) {
-          kernel::copy(ctx.half(ctx.rank()) + r * slice_limit * size, source + s.begin * size,
-                       s.count * size);
-        }
+        kernel::copy(ctx.half(ctx.rank()) + r * slice_limit * size, source + s.begin * size,
+                     s.count * size);
+        ctx.give(static_cast<int>(r), r * slice_limit * size, s.count * size);
       }
     }
+    if (c > 0) ctx.give_all(reduced_offset, slice_in(c - 1, rank).count * size);
     ctx.publish();
     ctx.wait_all();
     if (c < chunks) {
