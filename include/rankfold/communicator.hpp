@@ -26,6 +26,7 @@
 #include "rankfold/dtype.hpp"
 #include "rankfold/error.hpp"
 #include "rankfold/fingerprint.hpp"
+#include "rankfold/message_context.hpp"
 #include "rankfold/reduction.hpp"
 #include "rankfold/transport.hpp"
 #include "rankfold/tuning.hpp"
@@ -62,7 +63,7 @@ concept element = std::is_trivially_copyable_v<T> && !std::is_const_v<T>;
 ///
 /// Arch, where a member has it, is the instruction set of the kernels: by default the one that the
 /// calling translation unit is compiled for.
-template <memory_transport Transport>
+template <transport Transport>
 class communicator {
  public:
   /// Takes over `transport`. Does not wait for the peers.

@@ -29,16 +29,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <exception>
-#include <functional>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "rankfold/assert.hpp"
+#include "rankfold/context_base.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/cpu_set.hpp"
 #include "rankfold/detail/fork_generation.hpp"
@@ -46,93 +44,39 @@
 #include "rankfold/detail/partition.hpp"
 #include "rankfold/detail/segment_layout.hpp"
 #include "rankfold/detail/spin_wait.hpp"
-#include "rankfold/error.hpp"
-#include "rankfold/fingerprint.hpp"
+#include "rankfold/detail/text.hpp"
 #include "rankfold/transport.hpp"
 #include "rankfold/tuning.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
-
-namespace detail {
-
-/// What an abort record says went wrong; decides the type of the exception.
-enum class failure : std::uint32_t { none, timeout, peer_lost, mismatch, transport, aborted };
-
-[[noreturn]] inline void throw_failure(failure kind, const std::string& text) {
-  switch (kind) {
-    case failure::timeout:
-      throw timeout_error(text);
-    case failure::peer_lost:
-      throw peer_lost_error(text);
-    case failure::mismatch:
-      throw mismatch_error(text);
-    case failure::transport:
-      throw transport_error(text);
-    case failure::none:
-    case failure::aborted:
-      break;
-  }
-  throw aborted_error(text);
-}
-
-/// "rank 2", "ranks 1, 3 and 5".
-inline std::string list_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (i != 0) text += i + 1 == ranks.size() ? " and " : ", ";
-    text += std::to_string(ranks[i]);
-  }
-  return text;
-}
-
-inline std::string seconds_text(std::chrono::nanoseconds time) {
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
-  std::string text = std::to_string(ms / 1000);
-  if (ms % 1000 != 0) text += '.' + std::to_string(1000 + ms % 1000).substr(1);
-  return text + " s";
-}
-
-}  // namespace detail
-
-/// How a context waits; local to a rank.
-struct wait_options {
-  /// A call that has not completed after this time throws timeout_error.
-  std::chrono::milliseconds timeout{std::chrono::minutes(5)};
-  /// How long a rank stays awake before it sleeps, where every rank has a CPU of its own: a 32nd of
-  /// it spinning, the rest offering the CPU to others.
-  std::chrono::nanoseconds spin{std::chrono::microseconds(200)};
-  /// Called about ten times a second while a call sleeps; what it throws ends the call and aborts
-  /// the communicator. For Ctrl-C and the like.
-  std::function<void()> interrupt = {};
-};
 
 /// The state of one communicator on one rank. Algorithms use next_step, publish, wait and the
 /// memory accessors; nothing else here is theirs.
 ///
 /// Thread-safety: one call at a time; `abort` from any thread.
 template <memory_transport Transport>
-class context {
+class context<Transport> : public detail::context_base<context<Transport>> {
+  using base = detail::context_base<context>;
+  friend base;
+
  public:
-  context(Transport transport, const tuning& tune, wait_options waiting)
-      : transport_(std::move(transport)),
-        tuning_(tune),
-        waiting_(std::move(waiting)),
-        rank_(transport_.rank()),
-        size_(transport_.size()),
-        generation_(detail::fork_generation()),
-        peers_(static_cast<std::size_t>(size_)),
-        inputs_(static_cast<std::size_t>(size_)) {
+  context(Transport transport, const rankfold::tuning& tune, wait_options waiting)
+      : base(transport.rank(), transport.size(), tune, std::move(waiting)),
+        transport_(std::move(transport)),
+        peers_(static_cast<std::size_t>(size_)) {
     for (int r = 0; r < size_; ++r) {
       std::byte* segment = transport_.segment(r);
       peer_view& p = peers_[static_cast<std::size_t>(r)];
       p.lines = detail::flags_of(segment);
       p.workspace = segment + detail::workspace_offset;
     }
-    waiting_.spin = (std::min)(waiting_.spin, slice);
-    set_timeout(waiting_.timeout);
-    half_bytes_ = detail::round_down((transport_.segment_size() - detail::workspace_offset) / 2,
-                                     detail::page);
-    tuning_.inline_max_bytes = (std::min)(tuning_.inline_max_bytes, detail::inline_capacity);
+    half_bytes_ = detail::segment_map::of(transport_.segment_size(), size_).half_bytes;
+    if (half_bytes_ == 0) {
+      throw std::invalid_argument("rankfold: the transport's segments have " +
+                                  std::to_string(transport_.segment_size()) +
+                                  " bytes, expected at least " +
+                                  std::to_string(detail::segment_bytes(1, size_)));
+    }
     std::byte* own = transport_.segment(rank_);
     cpus_ = detail::allowed_cpus();
     std::memcpy(&detail::cpus_of(own), &cpus_, sizeof cpus_);
@@ -142,46 +86,20 @@ class context {
     sleepers_ = &detail::sleepers_of(own).count;
   }
 
-  context(const context&) = delete;
-  context& operator=(const context&) = delete;
-
   ~context() {
     if (generation_ != detail::fork_generation()) return;  // a forked child touches nothing shared
     detail::mark_left(transport_.segment(rank_));
     wake(rank_);  // a sleeper that just misses this looks again after its slice
   }
 
-  int rank() const noexcept { return rank_; }
-  int size() const noexcept { return size_; }
-  const rankfold::tuning& tuning() const noexcept { return tuning_; }
   const Transport& transport() const noexcept { return transport_; }
-  std::chrono::milliseconds timeout() const noexcept { return waiting_.timeout; }
-  /// For later calls; `milliseconds::max()` is as good as none.
-  void set_timeout(std::chrono::milliseconds timeout) noexcept {
-    constexpr std::chrono::hours decade{24 * 3650};  // far from overflow in nanoseconds
-    waiting_.timeout = (std::min)(timeout, std::chrono::milliseconds(decade));
-  }
-
-  /// Runs one collective call: checks that the communicator is usable, runs `body`, and aborts the
-  /// communicator if it throws.
-  template <class Body>
-  void run(const fingerprint& call, Body&& body) {
-    const busy_guard guard(*this);
-    enter(call);
-    try {
-      body();
-    } catch (...) {
-      give_up();
-    }
-  }
 
   // --- for algorithms
   // -----------------------------------------------------------------------------
 
   /// Begins the next step: after it, this rank's half and line of the step may be written.
   void next_step() {
-    ++step_;
-    made_[step_ & 1] = {print_, calls_};
+    this->count_step();
     if (all_seen_ + 1 < step_) [[unlikely]]
       catch_up();
   }
@@ -200,7 +118,7 @@ class context {
     // A rank that knows of an abort publishes no more. relaxed: only a short cut; the mark may as
     // well come a moment later, and is then found by the exchange.
     if ((std::atomic_ref(line.word).load(std::memory_order_relaxed) & 1) != 0) [[unlikely]]
-      found_mark();
+      this->found_record();
     line.fingerprint[0] = print_.words[0];
     line.fingerprint[1] = print_.words[1];
     if (bytes != 0) std::memcpy(line.payload, payload, bytes);
@@ -209,7 +127,7 @@ class context {
     const std::uint64_t before =
         std::atomic_ref(line.word).exchange(step_ << 1, std::memory_order_seq_cst);
     if ((before & 1) != 0) [[unlikely]]
-      found_mark();
+      this->found_record();
     if (std::atomic_ref(*sleepers_).load(std::memory_order_seq_cst) != 0) [[unlikely]] {
       detail::futex_wake(detail::low_half(&line.word), Transport::crosses_processes);
     }
@@ -245,81 +163,30 @@ class context {
 
   std::size_t half_bytes() const noexcept { return half_bytes_; }
 
-  /// Fails the call on all ranks with mismatch_error: for what algorithms compare themselves.
-  [[noreturn]] void mismatch(const std::string& text) {
-    fail(detail::failure::mismatch, where(step_) + text);
-  }
-
-  /// How many steps this rank has begun: what an algorithm's cost is counted in.
-  std::uint64_t steps() const noexcept { return step_; }
-
   /// The payload that a rank published in this step.
   const std::byte* payload(int peer) const noexcept {
     return peers_[static_cast<std::size_t>(peer)].lines[step_ & 1].payload;
   }
 
-  /// Room for one pointer a rank, for folds.
-  const void** inputs() noexcept { return inputs_.data(); }
-
-  // --- for the communicator
-  // -----------------------------------------------------------------------
-
-  /// Gives the communicator up on all ranks. Every call that waits, and every later call, throws
-  /// aborted_error with `reason`. Any thread; never blocks.
-  void abort(std::string_view reason) noexcept {
-    if (generation_ != detail::fork_generation()) return;
-    try {
-      record(detail::failure::aborted,
-             "rank " + std::to_string(rank_) + " aborted: " + std::string(reason));
-    } catch (...) {
-      record(detail::failure::aborted, "aborted");
-    }
-    mark_all();
-  }
-
  private:
   using clock = std::chrono::steady_clock;
+  using base::all_seen_;
+  using base::deadline_;
+  using base::generation_;
+  using base::made_;
+  using base::print_;
+  using base::rank_;
+  using base::size_;
+  using base::slice;
+  using base::step_;
+  using base::tuning_;
+  using base::waiting_;
 
   struct peer_view {
     detail::flag_line* lines = nullptr;
     std::byte* workspace = nullptr;
     std::uint64_t seen = 0;
   };
-
-  struct made_call {
-    fingerprint print;
-    std::uint64_t number = 0;
-  };
-
-  /// Two threads in one communicator at the same time are an error of the caller.
-  struct busy_guard {
-    explicit busy_guard(context& c) : self(c) {
-      // acquire pairs with the release below: the next thread sees this call's state.
-      if (self.busy_.exchange(true, std::memory_order_acquire)) {
-        throw std::logic_error(
-            "rankfold: two threads call one communicator at the same time; use one communicator a "
-            "thread, or a lock");
-      }
-    }
-    ~busy_guard() { self.busy_.store(false, std::memory_order_release); }
-    busy_guard(const busy_guard&) = delete;
-    busy_guard& operator=(const busy_guard&) = delete;
-    context& self;
-  };
-
-  void enter(const fingerprint& call) {
-    if (failed_) [[unlikely]]
-      throw aborted_error("communicator was given up; first error: " + cause_);
-    if (generation_ != detail::fork_generation()) [[unlikely]] {
-      throw error(
-          "rankfold: this communicator was made before fork(); make a new one in the child");
-    }
-    print_ = call;
-    ++calls_;
-    has_deadline_ = false;
-    // A short call reads the clock only when it has to wait: see wait_slow.
-    if (call.count() >= long_call) start_deadline(clock::now());
-  }
 
   /// Whether `peer` has published step `s`. Pairs with the exchange in publish.
   bool arrived(int peer, std::uint64_t s) const noexcept {
@@ -335,14 +202,7 @@ class context {
     peer_view& p = peers_[static_cast<std::size_t>(r)];
     if (p.seen == 0) [[unlikely]]
       first_contact(r, s);
-    const detail::flag_line& line = p.lines[s & 1];
-    const fingerprint& own = made_[s & 1].print;
-    if (line.fingerprint[0] != own.words[0] || line.fingerprint[1] != own.words[1]) [[unlikely]] {
-      const fingerprint theirs{{line.fingerprint[0], line.fingerprint[1]}};
-      fail(detail::failure::mismatch,
-           where(s) + "ranks make different calls: rank " + std::to_string(rank_) + " asked for " +
-               own.describe() + ", rank " + std::to_string(r) + " for " + theirs.describe());
-    }
+    this->compare(r, s, p.lines[s & 1].fingerprint);
     p.seen = s;
   }
 
@@ -359,12 +219,7 @@ class context {
 
   void first_contact(int r, std::uint64_t s) {
     std::byte* segment = transport_.segment(r);
-    const detail::segment_header& header = detail::header_of(segment);
-    if (header.tuning_hash != tuning_.hash()) {
-      fail(detail::failure::mismatch,
-           where(s) + "rank " + std::to_string(r) + " has another tuning than rank " +
-               std::to_string(rank_) + "; pass the same communicator_options::tune on every rank");
-    }
+    this->compare_tuning(r, s, detail::header_of(segment).tuning_hash);
     detail::cpu_mask theirs;
     std::memcpy(&theirs, &detail::cpus_of(segment), sizeof theirs);
     cpus_ |= theirs;
@@ -384,7 +239,7 @@ class context {
       }
     }
     const clock::time_point begin = clock::now();
-    start_deadline(begin);
+    this->start_deadline(begin);
     if (begin >= deadline_) timed_out(r, s, for_all);
     if (may_spin_) {
       // First for this core alone; then the peer, or what keeps it from arriving, may need the CPU.
@@ -397,6 +252,7 @@ class context {
       while (!marked(r, s) && clock::now() - begin < waiting_.spin) {
         std::this_thread::yield();
         if (arrived(r, s)) return;
+        if (waiting_.progress) waiting_.progress();
       }
     }
     for (int i = 0; i < yields && !marked(r, s); ++i) {
@@ -413,7 +269,9 @@ class context {
   void sleep_until_arrived(int r, std::uint64_t s, bool for_all) {
     std::uint64_t& word = peers_[static_cast<std::size_t>(r)].lines[s & 1].word;
     std::uint32_t& sleepers = detail::sleepers_of(transport_.segment(r)).count;
+    clock::time_point looked = clock::now();
     for (;;) {
+      const bool busy = waiting_.progress && waiting_.progress();
       // seq_cst pair: pairs with exchange(word), load(sleepers) in publish.
       std::atomic_ref(sleepers).fetch_add(1, std::memory_order_seq_cst);
       const std::uint64_t now = std::atomic_ref(word).load(std::memory_order_seq_cst);
@@ -422,16 +280,21 @@ class context {
         const auto left = deadline_ - clock::now();
         detail::futex_wait(
             detail::low_half(&word), static_cast<std::uint32_t>(now),
-            (std::clamp)(std::chrono::nanoseconds(left), std::chrono::nanoseconds(1000), slice),
+            (std::clamp)(std::chrono::nanoseconds(left), std::chrono::nanoseconds(1000),
+                         busy ? waiting_.nap : slice),
             Transport::crosses_processes);
       }
       // seq_cst for simplicity: only a count.
       std::atomic_ref(sleepers).fetch_sub(1, std::memory_order_seq_cst);
       if (arrived(r, s)) return;
-      if (marked(r, s) || recorded()) found_mark();
-      check_alive(r, s, for_all);
-      if (waiting_.interrupt) waiting_.interrupt();
-      if (clock::now() >= deadline_) timed_out(r, s, for_all);
+      if (marked(r, s) || this->recorded()) this->found_record();
+      const clock::time_point now_looked = clock::now();
+      if (!busy || now_looked - looked >= slice) {
+        looked = now_looked;
+        check_alive(r, s, for_all);
+        if (waiting_.interrupt) waiting_.interrupt();
+      }
+      if (now_looked >= deadline_) timed_out(r, s, for_all);
     }
   }
 
@@ -450,9 +313,10 @@ class context {
       if (state == peer_state::alive) continue;
       // What it published before it went counts: look again, after the state.
       if (arrived(p, s)) continue;
-      fail(detail::failure::peer_lost,
-           where(s) + "rank " + std::to_string(p) +
-               (state == peer_state::left ? " left (it destroyed its communicator)" : " died"));
+      this->fail(
+          detail::failure::peer_lost,
+          this->where(s) + "rank " + std::to_string(p) +
+              (state == peer_state::left ? " left (it destroyed its communicator)" : " died"));
     }
   }
 
@@ -460,62 +324,20 @@ class context {
   void timed_out(int r, std::uint64_t s, bool for_all) {
     const std::vector<int> ranks = missing(r, s, for_all);
     if (ranks.empty()) return;
-    fail(detail::failure::timeout, where(s) + detail::list_ranks(ranks) +
-                                       " did not arrive within " +
-                                       detail::seconds_text(waiting_.timeout));
-  }
-
-  /// The deadline counts from entry, in short calls from the first wait that is not short, which
-  /// comes a few microseconds later.
-  void start_deadline(clock::time_point now) {
-    if (has_deadline_) return;
-    has_deadline_ = true;
-    deadline_ = now + waiting_.timeout;
+    this->fail(detail::failure::timeout, this->where(s) + detail::ranks_text(ranks) +
+                                             " did not arrive within " +
+                                             detail::duration_text(waiting_.timeout));
   }
 
   // --- failing
   // ------------------------------------------------------------------------------------
 
-  /// "all_reduce (call 7) on rank 1 of 4 over shm: ", of the call that step `s` belongs to.
-  std::string where(std::uint64_t s) const {
-    const made_call& call = made_[s & 1];
-    return std::string(name_of(call.print.what())) + " (call " + std::to_string(call.number) +
-           ") on rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " over " +
-           std::string(transport_.name()) + ": ";
-  }
-
-  std::uint32_t& record_state() const noexcept {
-    return detail::abort_of(transport_.segment(0)).state;
-  }
-
-  bool recorded() const noexcept {
-    // acquire pairs with the release store in `record`.
-    return std::atomic_ref(record_state()).load(std::memory_order_acquire) != 0;
-  }
-
-  /// Writes the first cause; false if another rank was first.
-  bool record(detail::failure kind, std::string_view text) noexcept {
-    detail::abort_record& r = detail::abort_of(transport_.segment(0));
-    std::uint32_t expected = 0;
-    // acquire on failure: pairs with the release store below, of the rank that was first.
-    if (!std::atomic_ref(r.state).compare_exchange_strong(expected, 1, std::memory_order_acq_rel,
-                                                          std::memory_order_acquire)) {
-      return false;
-    }
-    r.kind = static_cast<std::uint32_t>(kind);
-    r.rank = rank_;
-    std::size_t length = (std::min)(text.size(), sizeof r.text);
-    // Not in the middle of a character of UTF-8.
-    while (length < text.size() && length > 0 && (text[length] & 0xC0) == 0x80) --length;
-    r.text_size = static_cast<std::uint32_t>(length);
-    std::memcpy(r.text, text.data(), r.text_size);
-    std::atomic_ref(r.state).store(
-        2, std::memory_order_release);  // pairs with the load in read_record
-    return true;
+  detail::abort_record& the_record() const noexcept {
+    return detail::abort_of(transport_.segment(0));
   }
 
   /// Marks both lines of every rank and wakes whoever sleeps on them.
-  void mark_all() noexcept {
+  void spread() noexcept {
     for (int r = 0; r < size_; ++r) mark(r);
   }
 
@@ -535,104 +357,14 @@ class context {
     }
   }
 
-  /// What the abort record says. Waits a moment for a rank that is writing it.
-  std::pair<detail::failure, std::string> recorded_cause() const {
-    const detail::abort_record& r = detail::abort_of(transport_.segment(0));
-    const clock::time_point until = clock::now() + std::chrono::seconds(1);
-    do {
-      // acquire pairs with the release store in `record`.
-      if (std::atomic_ref(record_state()).load(std::memory_order_acquire) == 2) {
-        return {static_cast<detail::failure>(r.kind),
-                std::string(r.text, (std::min)(std::size_t{r.text_size}, sizeof r.text))};
-      }
-      std::this_thread::yield();
-    } while (clock::now() < until);
-    return {detail::failure::aborted, "another rank gave up and ended before it could say why"};
-  }
-
-  /// Throws what the abort record says. Marks every line again before: an own publish may have
-  /// overwritten a mark, and the rank that failed first may not have come to all of them.
-  [[noreturn]] void found_mark() {
-    mark_all();
-    const auto [kind, text] = recorded_cause();
-    throw_first(kind, text);
-  }
-
-  [[noreturn]] void fail(detail::failure kind, const std::string& text) {
-    if (!record(kind, text)) found_mark();
-    mark_all();
-    throw_first(kind, text);
-  }
-
-  [[noreturn]] void throw_first(detail::failure kind, const std::string& text) {
-    failed_ = true;
-    cause_ = text;
-    detail::throw_failure(kind, text);
-  }
-
-  /// Handles whatever a call threw (a user's operator, the interrupt callback, the allocator, or
-  /// one of the above); rethrows it.
-  [[noreturn]] void give_up() {
-    if (!failed_) {
-      failed_ = true;
-      std::string_view text =
-          "out of memory";  // all that is left to say where the text cannot be made
-      try {
-        cause_ = where(step_) + text_of_current_exception();
-        text = cause_;
-      } catch (...) {
-      }
-      const bool first = record(detail::failure::aborted, text);
-      mark_all();
-      if (!first) {
-        try {
-          cause_ = recorded_cause().second;
-        } catch (...) {
-        }
-      }
-    }
-    throw;
-  }
-
-  static std::string text_of_current_exception() {
-    try {
-      throw;
-    } catch (const std::exception& e) {
-      return e.what();
-    } catch (...) {
-      return "an exception of unknown type";
-    }
-  }
-
-  static constexpr std::chrono::nanoseconds slice{std::chrono::milliseconds(100)};
   static constexpr int yields = 1;
-  static constexpr std::size_t long_call = 16384;  // elements
 
   Transport transport_;
-  rankfold::tuning tuning_;
-  wait_options waiting_;
-  int rank_;
-  int size_;
-  unsigned generation_;
   std::size_t half_bytes_ = 0;
-
-  // One call's state.
-  std::atomic<bool> busy_{false};
-  bool failed_ = false;
-  bool has_deadline_ = false;
   bool may_spin_ = false;
-  std::uint64_t step_ = 0;
-  std::uint64_t all_seen_ = 0;  // the highest step at which every peer has been seen
-  std::uint64_t calls_ = 0;
-  fingerprint print_;
-  made_call made_[2];  // the calls of the last two steps, for what catch_up checks
   detail::flag_line* lines_ = nullptr;
   std::uint32_t* sleepers_ = nullptr;
   std::vector<peer_view> peers_;
-  std::vector<const void*> inputs_;
-
-  clock::time_point deadline_{};
-  std::string cause_;
   detail::cpu_mask cpus_;
   int contacts_ = 0;
 };

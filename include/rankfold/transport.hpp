@@ -4,8 +4,10 @@
 // and message_context.hpp.
 #pragma once
 
+#include <chrono>
 #include <concepts>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -32,7 +34,7 @@ concept transport = std::movable<T> && requires(const T& t) {
 /// - `segment(r)` is rank r's segment as mapped here: page-aligned, `segment_size()` bytes (the
 /// same
 ///   on every rank), all zero before any rank can see it, at least
-///   `detail::segment_bytes({})` long, mapped until the transport is destroyed. Stores by one rank
+///   `detail::segment_bytes(1, size())` long, mapped until the transport is destroyed. Stores by one rank
 ///   become visible to the others as between threads of one process (coherent memory).
 /// - `state(r)` says how rank r stands now. Called on the slow path only; must not block.
 /// - `crosses_processes`: whether ranks can be in different processes (a shared futex is needed).
@@ -82,6 +84,33 @@ concept message_transport =
       { t.heard(room) } -> std::same_as<std::size_t>;
       { c.state(peer) } noexcept -> std::same_as<peer_state>;
       { T::channels } -> std::convertible_to<int>;
+    };
+
+/// How the ranks of a group meet; local to a rank.
+struct child_options {
+  /// How long they may take.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  /// Called about ten times a second while they meet; what it throws ends the meeting.
+  std::function<void()> interrupt = {};
+};
+
+/// A transport whose ranks can form groups with transports of their own: what communicator::split
+/// asks for.
+///
+/// Model requirements:
+/// - `child(members, rank, key, options)` makes the transport of a group. Called by its members
+///   only, by all of them. `members` are ranks of this transport in the order of their ranks in the
+///   group, the same on all; `rank` is the caller's place in it; `key` is 32 hex digits, the same on
+///   all, never used twice. Groups without a member in common are made at the same time.
+/// - The child shares nothing with this transport: it may outlive it, and a failure of one is none
+///   of the other. It has as much workspace a rank.
+/// - Where the members do not come together in time, or one cannot, all throw a rankfold::error,
+///   and nothing is left behind. What `options.interrupt` throws is passed on.
+template <class T>
+concept splittable_transport =
+    transport<T> && requires(const T& t, std::span<const int> members, int rank,
+                             std::string_view key, const child_options& options) {
+      { t.child(members, rank, key, options) } -> std::same_as<T>;
     };
 
 /// The largest notice that a message transport is asked to announce, in bytes.

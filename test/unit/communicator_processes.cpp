@@ -127,7 +127,7 @@ TEST_CASE("a rank that stops is missed at the deadline, not before, and is named
     const rank_outcome& outcome = outcomes[static_cast<std::size_t>(r)];
     CHECK(outcome.error == "timeout_error");
     INFO(outcome.text);
-    CHECK(contains(outcome.text, "rank 1 did not arrive within 1.500 s"));
+    CHECK(contains(outcome.text, "rank 1 did not arrive within 1.5 s"));
   }
 }
 

@@ -25,13 +25,13 @@ inline constexpr std::size_t default_workspace_bytes = std::size_t{4} << 20;
 inline constexpr std::size_t max_workspace_bytes = std::size_t{1} << 46;  // keeps sums in 64 bits
 inline constexpr int max_ranks = 4096;
 
-/// The size of a segment for what the user asked for.
-inline std::size_t checked_segment_bytes(std::size_t workspace_bytes) {
+/// The size of a segment for what the user asked for, in a world of `size` ranks.
+inline std::size_t checked_segment_bytes(std::size_t workspace_bytes, int size) {
   if (workspace_bytes == 0 || workspace_bytes > max_workspace_bytes) {
     throw std::invalid_argument("rankfold: workspace_bytes is " + std::to_string(workspace_bytes) +
                                 ", expected 1 to " + std::to_string(max_workspace_bytes));
   }
-  return segment_bytes(workspace_bytes);
+  return segment_bytes(workspace_bytes, size);
 }
 
 inline void check_world_size(int size) {

@@ -350,7 +350,7 @@ void require_everywhere(const conformance_run<Transport>& run, int ranks,
 }  // namespace conformance_detail
 
 /// The checks of one transport.
-template <memory_transport Transport>
+template <transport Transport>
 std::vector<conformance_check> conformance_checks(conformance_run<Transport> run,
                                                   const conformance_options& options = {}) {
   namespace cd = conformance_detail;

@@ -4,6 +4,9 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
+#include <stdexcept>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -22,7 +25,7 @@ class self_transport {
   /// Throws: `transport_error` when there is no memory for the segment (a few pages).
   self_transport()
       // One byte asked for: the least with which neither half of the workspace is empty.
-      : segment_(detail::mapping::anonymous(detail::segment_bytes(1))) {
+      : segment_(detail::mapping::anonymous(detail::segment_bytes(1, 1))) {
     detail::init_segment(segment_.data(), 0, 1);
   }
   self_transport(self_transport&&) = default;
@@ -42,9 +45,20 @@ class self_transport {
   std::size_t segment_size() const noexcept { return segment_.size(); }
   peer_state state(int) const noexcept { return peer_state::alive; }
 
+  /// The only group there can be: this rank again.
+  self_transport child(std::span<const int> members, int rank, std::string_view /*key*/,
+                       const child_options& /*options*/) const {
+    detail::check_rank(rank, static_cast<int>(members.size()));
+    if (members.size() != 1) {
+      throw std::invalid_argument("rankfold: a group of " + std::to_string(members.size()) +
+                                  " ranks of a transport that has one");
+    }
+    return {};
+  }
+
  private:
   detail::mapping segment_;
 };
-static_assert(memory_transport<self_transport>);
+static_assert(memory_transport<self_transport> && splittable_transport<self_transport>);
 
 RANKFOLD_END_NAMESPACE

@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every context is, however its ranks reach each other: one call at a time, the fingerprints
+// of the last two steps, the deadline, the record of the first failure, and how a call fails.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "rankfold/detail/config.hpp"
+#include "rankfold/detail/fork_generation.hpp"
+#include "rankfold/detail/segment_layout.hpp"
+#include "rankfold/detail/text.hpp"
+#include "rankfold/error.hpp"
+#include "rankfold/fingerprint.hpp"
+#include "rankfold/tuning.hpp"
+
+RANKFOLD_BEGIN_NAMESPACE
+
+/// How a context waits; local to a rank.
+struct wait_options {
+  /// A call that has not completed after this time throws timeout_error.
+  std::chrono::milliseconds timeout{std::chrono::minutes(5)};
+  /// How long a rank stays awake before it sleeps, where every rank has a CPU of its own: a 32nd of
+  /// it spinning, the rest offering the CPU to others.
+  std::chrono::nanoseconds spin{std::chrono::microseconds(200)};
+  /// Called about ten times a second while a call sleeps; what it throws ends the call and aborts
+  /// the communicator. For Ctrl-C and the like.
+  std::function<void()> interrupt = {};
+  /// Called again and again while a call waits: moves on other transfers of this rank, and returns
+  /// whether there are any. While there are, the call sleeps for no longer than `nap` at a time.
+  std::function<bool()> progress = {};
+
+  static constexpr std::chrono::nanoseconds nap{std::chrono::microseconds(200)};
+};
+
+namespace detail {
+
+/// What an abort record says went wrong; decides the type of the exception.
+enum class failure : std::uint32_t { none, timeout, peer_lost, mismatch, transport, aborted };
+
+[[noreturn]] inline void throw_failure(failure kind, const std::string& text) {
+  switch (kind) {
+    case failure::timeout:
+      throw timeout_error(text);
+    case failure::peer_lost:
+      throw peer_lost_error(text);
+    case failure::mismatch:
+      throw mismatch_error(text);
+    case failure::transport:
+      throw transport_error(text);
+    case failure::none:
+    case failure::aborted:
+      break;
+  }
+  throw aborted_error(text);
+}
+
+/// What an error is as an abort record.
+inline failure failure_of_current_exception() noexcept {
+  try {
+    throw;
+  } catch (const timeout_error&) {
+    return failure::timeout;
+  } catch (const peer_lost_error&) {
+    return failure::peer_lost;
+  } catch (const mismatch_error&) {
+    return failure::mismatch;
+  } catch (const transport_error&) {
+    return failure::transport;
+  } catch (...) {
+    return failure::aborted;
+  }
+}
+
+inline std::string text_of_current_exception() {
+  try {
+    throw;
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an exception of unknown type";
+  }
+}
+
+/// The base of a context. `Derived` has
+///
+///     abort_record& the_record() const noexcept;   // where the first failure is written
+///     void spread() noexcept;                      // tells all ranks that there is a record
+template <class Derived>
+class context_base {
+ public:
+  context_base(const context_base&) = delete;
+  context_base& operator=(const context_base&) = delete;
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
+  const rankfold::tuning& tuning() const noexcept { return tuning_; }
+  std::chrono::milliseconds timeout() const noexcept { return waiting_.timeout; }
+  /// For later calls; `milliseconds::max()` is as good as none.
+  void set_timeout(std::chrono::milliseconds timeout) noexcept {
+    constexpr std::chrono::hours decade{24 * 3650};  // far from overflow in nanoseconds
+    waiting_.timeout = (std::min)(timeout, std::chrono::milliseconds(decade));
+  }
+
+  /// Runs one collective call: checks that the communicator is usable, runs `body`, and aborts the
+  /// communicator if it throws.
+  template <class Body>
+  void run(const fingerprint& call, Body&& body) {
+    const busy_guard guard(*this);
+    enter(call);
+    try {
+      body();
+    } catch (...) {
+      give_up();
+    }
+  }
+
+  /// How many steps this rank has begun: what an algorithm's cost is counted in.
+  std::uint64_t steps() const noexcept { return step_; }
+
+  /// Room for one pointer a rank, for folds.
+  const void** inputs() noexcept { return inputs_.data(); }
+
+  /// Fails the call on all ranks with mismatch_error: for what algorithms compare themselves.
+  [[noreturn]] void mismatch(const std::string& text) {
+    fail(failure::mismatch, where(step_) + text);
+  }
+
+  /// Gives the communicator up on all ranks. Every call that waits, and every later call, throws
+  /// aborted_error with `reason`. Any thread; never blocks.
+  void abort(std::string_view reason) noexcept {
+    if (generation_ != fork_generation()) return;
+    try {
+      record(failure::aborted,
+             "rank " + std::to_string(rank_) + " aborted: " + std::string(reason));
+    } catch (...) {
+      record(failure::aborted, "aborted");
+    }
+    derived().spread();
+  }
+
+ protected:
+  using clock = std::chrono::steady_clock;
+
+  struct made_call {
+    fingerprint print;
+    std::uint64_t number = 0;
+  };
+
+  context_base(int rank, int size, const rankfold::tuning& tune, wait_options waiting)
+      : tuning_(tune),
+        waiting_(std::move(waiting)),
+        rank_(rank),
+        size_(size),
+        generation_(fork_generation()),
+        inputs_(static_cast<std::size_t>(size)) {
+    tuning_.inline_max_bytes = (std::min)(tuning_.inline_max_bytes, inline_capacity);
+    waiting_.spin = (std::min)(waiting_.spin, slice);
+    set_timeout(waiting_.timeout);
+  }
+  ~context_base() = default;
+
+  /// Two threads in one communicator at the same time are an error of the caller.
+  struct busy_guard {
+    explicit busy_guard(context_base& c) : self(c) {
+      // acquire pairs with the release below: the next thread sees this call's state.
+      if (self.busy_.exchange(true, std::memory_order_acquire)) {
+        throw std::logic_error(
+            "rankfold: two threads call one communicator at the same time; use one communicator a "
+            "thread, or a lock");
+      }
+    }
+    ~busy_guard() { self.busy_.store(false, std::memory_order_release); }
+    busy_guard(const busy_guard&) = delete;
+    busy_guard& operator=(const busy_guard&) = delete;
+    context_base& self;
+  };
+
+  void enter(const fingerprint& call) {
+    check_usable();
+    print_ = call;
+    ++calls_;
+    has_deadline_ = false;
+    // A short call reads the clock only when it has to wait: see wait_slow.
+    if (call.count() >= long_call) start_deadline(clock::now());
+  }
+
+  void check_usable() const {
+    if (failed_) [[unlikely]]
+      throw aborted_error("communicator was given up; first error: " + cause_);
+    if (generation_ != fork_generation()) [[unlikely]] {
+      throw error(
+          "rankfold: this communicator was made before fork(); make a new one in the child");
+    }
+  }
+
+  /// Begins step_ + 1 of the call.
+  void count_step() {
+    ++step_;
+    made_[step_ & 1] = {print_, calls_};
+  }
+
+  /// Compares the call that rank `r` published in step `s` with the own one.
+  void compare(int r, std::uint64_t s, const std::uint64_t (&theirs)[2]) {
+    const fingerprint& own = made_[s & 1].print;
+    if (theirs[0] != own.words[0] || theirs[1] != own.words[1]) [[unlikely]] {
+      fail(failure::mismatch, where(s) + "ranks make different calls: rank " +
+                                  std::to_string(rank_) + " asked for " + own.describe() +
+                                  ", rank " + std::to_string(r) + " for " +
+                                  fingerprint{{theirs[0], theirs[1]}}.describe());
+    }
+  }
+
+  void compare_tuning(int r, std::uint64_t s, std::uint64_t theirs) {
+    if (theirs == tuning_.hash()) return;
+    fail(failure::mismatch, where(s) + "rank " + std::to_string(r) +
+                                " has another tuning than rank " + std::to_string(rank_) +
+                                "; pass the same communicator_options::tune on every rank");
+  }
+
+  /// The deadline counts from entry, in short calls from the first wait that is not short, which
+  /// comes a few microseconds later.
+  void start_deadline(clock::time_point now) {
+    if (has_deadline_) return;
+    has_deadline_ = true;
+    deadline_ = now + waiting_.timeout;
+  }
+
+  /// "all_reduce (call 7) on rank 1 of 4 over shm: ", of the call that step `s` belongs to.
+  std::string where(std::uint64_t s) const {
+    const made_call& call = made_[s & 1];
+    return std::string(name_of(call.print.what())) + " (call " + std::to_string(call.number) +
+           ") on rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " over " +
+           std::string(derived().transport().name()) + ": ";
+  }
+
+  bool recorded() const noexcept {
+    // acquire pairs with the release store in `record`.
+    return std::atomic_ref(derived().the_record().state).load(std::memory_order_acquire) != 0;
+  }
+
+  /// Writes the first cause; false if another rank was first.
+  bool record(failure kind, std::string_view text) noexcept {
+    abort_record& r = derived().the_record();
+    std::uint32_t expected = 0;
+    // acquire on failure: pairs with the release store below, of the rank that was first.
+    if (!std::atomic_ref(r.state).compare_exchange_strong(expected, 1, std::memory_order_acq_rel,
+                                                          std::memory_order_acquire)) {
+      return false;
+    }
+    r.kind = static_cast<std::uint32_t>(kind);
+    r.rank = rank_;
+    std::size_t length = (std::min)(text.size(), sizeof r.text);
+    // Not in the middle of a character of UTF-8.
+    while (length < text.size() && length > 0 && (text[length] & 0xC0) == 0x80) --length;
+    r.text_size = static_cast<std::uint32_t>(length);
+    std::memcpy(r.text, text.data(), r.text_size);
+    std::atomic_ref(r.state).store(
+        2, std::memory_order_release);  // pairs with the load in recorded_cause
+    return true;
+  }
+
+  /// What the abort record says. Waits a moment for a rank that is writing it.
+  std::pair<failure, std::string> recorded_cause() const {
+    abort_record& r = derived().the_record();
+    const clock::time_point until = clock::now() + std::chrono::seconds(1);
+    do {
+      // acquire pairs with the release store in `record`.
+      if (std::atomic_ref(r.state).load(std::memory_order_acquire) == 2) {
+        return {static_cast<failure>(r.kind),
+                std::string(r.text, (std::min)(std::size_t{r.text_size}, sizeof r.text))};
+      }
+      std::this_thread::yield();
+    } while (clock::now() < until);
+    return {failure::aborted, "another rank gave up and ended before it could say why"};
+  }
+
+  /// Throws what the abort record says. Tells all ranks before: an own publish may have overwritten
+  /// a mark, and the rank that failed first may not have come to all of them.
+  [[noreturn]] void found_record() {
+    derived().spread();
+    const auto [kind, text] = recorded_cause();
+    throw_first(kind, text);
+  }
+
+  [[noreturn]] void fail(failure kind, const std::string& text) {
+    if (!record(kind, text)) found_record();
+    derived().spread();
+    throw_first(kind, text);
+  }
+
+  [[noreturn]] void throw_first(failure kind, const std::string& text) {
+    failed_ = true;
+    cause_ = text;
+    throw_failure(kind, text);
+  }
+
+  /// Handles whatever a call threw (a user's operator, the interrupt callback, the allocator, or
+  /// one of the above); rethrows it.
+  [[noreturn]] void give_up() {
+    if (!failed_) {
+      failed_ = true;
+      std::string_view text =
+          "out of memory";  // all that is left to say where the text cannot be made
+      try {
+        cause_ = where(step_) + text_of_current_exception();
+        text = cause_;
+      } catch (...) {
+      }
+      const bool first = record(failure_of_current_exception(), text);
+      derived().spread();
+      if (!first) {
+        try {
+          cause_ = recorded_cause().second;
+        } catch (...) {
+        }
+      }
+    }
+    throw;
+  }
+
+  static constexpr std::chrono::nanoseconds slice{std::chrono::milliseconds(100)};
+  static constexpr std::size_t long_call = 16384;  // elements
+
+  rankfold::tuning tuning_;
+  wait_options waiting_;
+  int rank_;
+  int size_;
+  unsigned generation_;
+
+  // One call's state.
+  std::atomic<bool> busy_{false};
+  bool failed_ = false;
+  bool has_deadline_ = false;
+  std::uint64_t step_ = 0;
+  std::uint64_t all_seen_ = 0;  // the highest step at which every peer has been seen
+  std::uint64_t calls_ = 0;
+  fingerprint print_;
+  made_call made_[2];  // the calls of the last two steps, for what is checked late
+  clock::time_point deadline_{};
+  std::string cause_;
+  std::vector<const void*> inputs_;
+
+ private:
+  const Derived& derived() const noexcept { return static_cast<const Derived&>(*this); }
+  Derived& derived() noexcept { return static_cast<Derived&>(*this); }
+};
+
+}  // namespace detail
+
+/// The state of one communicator on one rank: specialised for memory transports in context.hpp, for
+/// message transports in message_context.hpp.
+template <class Transport>
+class context;
+
+RANKFOLD_END_NAMESPACE

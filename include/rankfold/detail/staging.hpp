@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// How algorithms cut what they move into chunks that fit in a half of the workspace.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "rankfold/detail/config.hpp"
+#include "rankfold/detail/partition.hpp"
+#include "rankfold/detail/segment_layout.hpp"
+
+RANKFOLD_BEGIN_NAMESPACE
+
+namespace detail {
+
+/// How many bytes a rank may stage in a step.
+template <class Context>
+std::size_t staging_bytes(const Context& ctx) {
+  return (std::max)(cache_line, (std::min)(ctx.tuning().chunk_bytes, ctx.half_bytes()));
+}
+
+/// How many elements of `element_size` bytes fit in `bytes`, in whole cache lines where they can; 0
+/// if not one fits.
+constexpr std::size_t elements_in(std::size_t bytes, std::size_t element_size) {
+  const std::size_t count = bytes / element_size;
+  const std::size_t line = elements_per_line(element_size);
+  return count >= line ? round_down(count, line) : count;
+}
+
+/// Calls `step(begin, count)` for chunks of at most `limit` of `count` elements; once with 0 for
+/// none, since every call is at least one step.
+template <class Step>
+void for_chunks(std::size_t count, std::size_t limit, Step&& step) {
+  std::size_t begin = 0;
+  do {
+    const std::size_t now = (std::min)(limit, count - begin);
+    step(begin, now);
+    begin += now;
+  } while (begin < count);
+}
+
+/// What a block of `count` has in the chunk of `limit` that begins at `begin`; 0 behind its end.
+constexpr std::size_t part_of(std::size_t count, std::size_t begin, std::size_t limit) {
+  return count > begin ? (std::min)(limit, count - begin) : 0;
+}
+
+/// A half cut into one slot for each rank but its owner, all of a size.
+struct peer_slots {
+  std::size_t ranks;
+
+  /// How many there are; 1 for a rank that is alone, so that one can divide by it.
+  constexpr std::size_t number() const { return ranks > 1 ? ranks - 1 : 1; }
+  /// Which one of `owner` is for `reader`.
+  static constexpr std::size_t index(std::size_t owner, std::size_t reader) {
+    return reader < owner ? reader : reader - 1;
+  }
+};
+
+}  // namespace detail
+
+RANKFOLD_END_NAMESPACE
