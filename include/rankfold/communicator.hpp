@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -17,9 +18,14 @@
 #include "rankfold/bootstrap/environment.hpp"
 #include "rankfold/collective/all_gather.hpp"
 #include "rankfold/collective/all_reduce.hpp"
+#include "rankfold/collective/all_to_all.hpp"
 #include "rankfold/collective/barrier.hpp"
 #include "rankfold/collective/broadcast.hpp"
+#include "rankfold/collective/gather.hpp"
+#include "rankfold/collective/reduce.hpp"
 #include "rankfold/collective/reduce_scatter.hpp"
+#include "rankfold/collective/scatter.hpp"
+#include "rankfold/collective/send_recv.hpp"
 #include "rankfold/context.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/simd.hpp"
@@ -28,6 +34,7 @@
 #include "rankfold/fingerprint.hpp"
 #include "rankfold/message_context.hpp"
 #include "rankfold/reduction.hpp"
+#include "rankfold/split.hpp"
 #include "rankfold/transport.hpp"
 #include "rankfold/tuning.hpp"
 
@@ -115,6 +122,39 @@ class communicator {
                             options);
   }
 
+  /// Folds `in` over all ranks into the root's `out`, of the same size and apart from it (or the
+  /// same); elsewhere `out` is not looked at and may be empty.
+  ///
+  /// Numerics: the bits of all_reduce.
+  /// Cost:     up to 40 bytes 1 step of one cache line; then the root reads (P - 1) · bytes from its
+  ///           peers, which do not wait for it, in steps of a chunk.
+  template <class In, std::size_t N, element T, std::size_t M, class Op = sum,
+            class Arch = simd::native>
+    requires std::same_as<std::remove_const_t<In>, T> && reduction_op<Op, T>
+  void reduce(std::span<In, N> in, std::span<T, M> out, int root = 0, const Op& op = {},
+              const call_options& options = {}) {
+    if (rank() == root) detail::check_count("reduce", "out", out.size(), in.size());
+    collectives::reduce(*context_, kernel::reducer_for<T, Op, Arch>(op), in.data(), out.data(),
+                        in.size(), root, options);
+  }
+
+  /// In place: the root's `data` gets the result; the others' keep what they hold.
+  template <element T, std::size_t N, class Op = sum, class Arch = simd::native>
+    requires reduction_op<Op, T>
+  void reduce(std::span<T, N> data, int root = 0, const Op& op = {},
+              const call_options& options = {}) {
+    collectives::reduce(*context_, kernel::reducer_for<T, Op, Arch>(op), data.data(), data.data(),
+                        data.size(), root, options);
+  }
+
+  /// Run-time types; `out` may be null but on the root.
+  template <class Arch = simd::native>
+  void reduce(const void* in, void* out, std::size_t count, dtype type, int root, reduction op,
+              const call_options& options = {}) {
+    collectives::reduce(*context_, kernel::reducer_for<Arch>(type, op), in, out, count, root,
+                        options);
+  }
+
   /// Folds `in`, P blocks of out.size() elements, over all ranks; rank r gets block r.
   template <class In, std::size_t N, element T, std::size_t M, class Op = sum,
             class Arch = simd::native>
@@ -146,6 +186,43 @@ class communicator {
                                 options);
   }
 
+  /// Uneven: `in` holds a block of counts[r] elements for each rank r, one behind the other without
+  /// displacements; rank r gets block r. Every rank passes the same counts; where they differ, all
+  /// get mismatch_error with two ranks' numbers.
+  ///
+  /// Cost: (P - 1) times the own block read from peers, in as many steps as the largest block needs.
+  template <class In, std::size_t N, element T, std::size_t M, class Op = sum,
+            class Arch = simd::native>
+    requires std::same_as<std::remove_const_t<In>, T> && reduction_op<Op, T>
+  void reduce_scatter(std::span<In, N> in, std::span<T, M> out, std::span<const std::size_t> counts,
+                      const Op& op = {}, const call_options& options = {}) {
+    const detail::uneven_blocks blocks = blocks_of<T>("reduce_scatter", "counts", counts);
+    detail::check_count("reduce_scatter", "in", in.size(), blocks.total());
+    detail::check_count("reduce_scatter", "out", out.size(), blocks.size(own_index()));
+    collectives::reduce_scatter_uneven(*context_, kernel::reducer_for<T, Op, Arch>(op), in.data(),
+                                       out.data(), counts, options);
+  }
+
+  /// Uneven, in place: returns this rank's block of `data`, which holds the result. The other blocks
+  /// keep what they hold.
+  template <element T, std::size_t N, class Op = sum, class Arch = simd::native>
+    requires reduction_op<Op, T>
+  std::span<T> reduce_scatter(std::span<T, N> data, std::span<const std::size_t> counts,
+                              const Op& op = {}, const call_options& options = {}) {
+    const std::span<T> own = own_block<T>("reduce_scatter", data, counts);
+    collectives::reduce_scatter_uneven(*context_, kernel::reducer_for<T, Op, Arch>(op), data.data(),
+                                       own.data(), counts, options);
+    return own;
+  }
+
+  /// Uneven, run-time types.
+  template <class Arch = simd::native>
+  void reduce_scatter(const void* in, void* out, std::span<const std::size_t> counts, dtype type,
+                      reduction op, const call_options& options = {}) {
+    collectives::reduce_scatter_uneven(*context_, kernel::reducer_for<Arch>(type, op), in, out,
+                                       counts, options);
+  }
+
   /// Puts `in` of every rank into `out`, in rank order; bytes are copied as they are.
   template <class In, std::size_t N, element T, std::size_t M>
     requires std::same_as<std::remove_const_t<In>, T>
@@ -169,6 +246,231 @@ class communicator {
     collectives::all_gather(*context_, type, size_of(type), in, out, count, options);
   }
 
+  /// Uneven: rank r has counts[r] elements; `out` gets the blocks one behind the other, without
+  /// displacements. Every rank passes the same counts; where they differ, all get mismatch_error
+  /// with two ranks' numbers.
+  ///
+  /// Cost: as all_gather, in as many steps as the largest block needs.
+  template <class In, std::size_t N, element T, std::size_t M>
+    requires std::same_as<std::remove_const_t<In>, T>
+  void all_gather(std::span<In, N> in, std::span<T, M> out, std::span<const std::size_t> counts,
+                  const call_options& options = {}) {
+    const detail::uneven_blocks blocks = blocks_of<T>("all_gather", "counts", counts);
+    detail::check_count("all_gather", "in", in.size(), blocks.size(own_index()));
+    detail::check_count("all_gather", "out", out.size(), blocks.total());
+    collectives::all_gather_uneven(*context_, dtype_of_v<T>, sizeof(T), in.data(), out.data(),
+                                   counts, options);
+  }
+
+  /// Uneven, in place: of the blocks in `data` this rank has filled its own.
+  template <element T, std::size_t N>
+  void all_gather(std::span<T, N> data, std::span<const std::size_t> counts,
+                  const call_options& options = {}) {
+    const std::span<T> own = own_block<T>("all_gather", data, counts);
+    collectives::all_gather_uneven(*context_, dtype_of_v<T>, sizeof(T), own.data(), data.data(),
+                                   counts, options);
+  }
+
+  /// Uneven, run-time types.
+  void all_gather(const void* in, void* out, std::span<const std::size_t> counts, dtype type,
+                  const call_options& options = {}) {
+    collectives::all_gather_uneven(*context_, type, size_of(type), in, out, counts, options);
+  }
+
+  /// Puts `in` of every rank into the root's `out`, in rank order; elsewhere `out` is not looked at
+  /// and may be empty. The root's `in` is apart from `out`, or is its own block in it.
+  ///
+  /// Cost: up to 40 bytes 1 step of one cache line; then the root reads (P - 1) · bytes from its
+  ///       peers, which do not wait for it, in steps of a chunk.
+  template <class In, std::size_t N, element T, std::size_t M>
+    requires std::same_as<std::remove_const_t<In>, T>
+  void gather(std::span<In, N> in, std::span<T, M> out, int root = 0,
+              const call_options& options = {}) {
+    if (rank() == root) detail::check_count("gather", "out", out.size(), in.size() * ranks());
+    collectives::gather(*context_, dtype_of_v<T>, sizeof(T), in.data(), out.data(), in.size(), root,
+                        options);
+  }
+
+  /// In place: on the root `data` holds P blocks, of which it has filled its own; elsewhere it is
+  /// the block to send.
+  template <element T, std::size_t N>
+  void gather(std::span<T, N> data, int root = 0, const call_options& options = {}) {
+    const std::span<T> own = rank() == root ? own_block<T>("gather", data) : std::span<T>(data);
+    collectives::gather(*context_, dtype_of_v<T>, sizeof(T), own.data(), data.data(), own.size(),
+                        root, options);
+  }
+
+  /// Run-time types: `count` elements a rank; `out` may be null but on the root.
+  void gather(const void* in, void* out, std::size_t count, dtype type, int root,
+              const call_options& options = {}) {
+    collectives::gather(*context_, type, size_of(type), in, out, count, root, options);
+  }
+
+  /// Uneven: every rank sends what it likes; on the root, counts[r] is how many elements it expects
+  /// of rank r, and `out` gets the blocks one behind the other, without displacements. Elsewhere
+  /// `out` and `counts` are not looked at and may be empty. Where a rank sends another number than
+  /// the root expects, all get mismatch_error with both, in this call or the next.
+  ///
+  /// Cost: as gather, in as many steps as the largest block needs; all wait for the root's first
+  ///       step.
+  template <class In, std::size_t N, element T, std::size_t M>
+    requires std::same_as<std::remove_const_t<In>, T>
+  void gather(std::span<In, N> in, std::span<T, M> out, std::span<const std::size_t> counts,
+              int root = 0, const call_options& options = {}) {
+    if (rank() == root) {
+      detail::check_count("gather", "out", out.size(),
+                          blocks_of<T>("gather", "counts", counts).total());
+    }
+    collectives::gather_uneven(*context_, dtype_of_v<T>, sizeof(T), in.data(), in.size(),
+                               out.data(), counts, root, options);
+  }
+
+  /// Uneven, in place: on the root `data` holds all blocks, of which it has filled its own;
+  /// elsewhere it is the block to send.
+  template <element T, std::size_t N>
+  void gather(std::span<T, N> data, std::span<const std::size_t> counts, int root = 0,
+              const call_options& options = {}) {
+    const std::span<T> own =
+        rank() == root ? own_block<T>("gather", data, counts) : std::span<T>(data);
+    collectives::gather_uneven(*context_, dtype_of_v<T>, sizeof(T), own.data(), own.size(),
+                               data.data(), counts, root, options);
+  }
+
+  /// Uneven, run-time types: this rank sends `count` elements.
+  void gather(const void* in, std::size_t count, void* out, std::span<const std::size_t> counts,
+              dtype type, int root, const call_options& options = {}) {
+    collectives::gather_uneven(*context_, type, size_of(type), in, count, out, counts, root,
+                               options);
+  }
+
+  /// Puts block r of the P blocks in the root's `in` into rank r's `out`; elsewhere `in` is not
+  /// looked at and may be empty. The root's `out` is apart from `in`, or is its own block in it.
+  ///
+  /// Cost: all blocks together up to 40 bytes 1 step of one cache line; then the root writes (P - 1)
+  ///       blocks, each other rank reads its own, in steps of a chunk for all of them. The root does
+  ///       not wait.
+  template <class In, std::size_t N, element T, std::size_t M>
+    requires std::same_as<std::remove_const_t<In>, T>
+  void scatter(std::span<In, N> in, std::span<T, M> out, int root = 0,
+               const call_options& options = {}) {
+    if (rank() == root) detail::check_count("scatter", "in", in.size(), out.size() * ranks());
+    collectives::scatter(*context_, dtype_of_v<T>, sizeof(T), in.data(), out.data(), out.size(),
+                         root, options);
+  }
+
+  /// In place: on the root `data` holds P blocks, of which its own stays where it is; elsewhere it
+  /// is the block to get.
+  template <element T, std::size_t N>
+  void scatter(std::span<T, N> data, int root = 0, const call_options& options = {}) {
+    const std::span<T> own = rank() == root ? own_block<T>("scatter", data) : std::span<T>(data);
+    collectives::scatter(*context_, dtype_of_v<T>, sizeof(T), data.data(), own.data(), own.size(),
+                         root, options);
+  }
+
+  /// Run-time types: `count` elements a rank; `in` may be null but on the root.
+  void scatter(const void* in, void* out, std::size_t count, dtype type, int root,
+               const call_options& options = {}) {
+    collectives::scatter(*context_, type, size_of(type), in, out, count, root, options);
+  }
+
+  /// Uneven: the root's `in` holds counts[r] elements for each rank r, one behind the other, without
+  /// displacements; every rank expects out.size() of them. Elsewhere `in` and `counts` are not
+  /// looked at and may be empty. Where the root sends another number than a rank expects, all get
+  /// mismatch_error with both, in this call or the next.
+  ///
+  /// Cost: as scatter, in as many steps as the largest block needs.
+  template <class In, std::size_t N, element T, std::size_t M>
+    requires std::same_as<std::remove_const_t<In>, T>
+  void scatter(std::span<In, N> in, std::span<T, M> out, std::span<const std::size_t> counts,
+               int root = 0, const call_options& options = {}) {
+    if (rank() == root) {
+      detail::check_count("scatter", "in", in.size(),
+                          blocks_of<T>("scatter", "counts", counts).total());
+    }
+    collectives::scatter_uneven(*context_, dtype_of_v<T>, sizeof(T), in.data(), counts, out.data(),
+                                out.size(), root, options);
+  }
+
+  /// Uneven, in place: on the root `data` holds all blocks, of which its own stays where it is;
+  /// elsewhere it is the block to get.
+  template <element T, std::size_t N>
+  void scatter(std::span<T, N> data, std::span<const std::size_t> counts, int root = 0,
+               const call_options& options = {}) {
+    const std::span<T> own =
+        rank() == root ? own_block<T>("scatter", data, counts) : std::span<T>(data);
+    collectives::scatter_uneven(*context_, dtype_of_v<T>, sizeof(T), data.data(), counts,
+                                own.data(), own.size(), root, options);
+  }
+
+  /// Uneven, run-time types: this rank expects `count` elements.
+  void scatter(const void* in, std::span<const std::size_t> counts, void* out, std::size_t count,
+               dtype type, int root, const call_options& options = {}) {
+    collectives::scatter_uneven(*context_, type, size_of(type), in, counts, out, count, root,
+                                options);
+  }
+
+  /// Puts block r of the P blocks in `in` into rank r's `out`, as its block of this rank. `in` and
+  /// `out` are of one size and apart.
+  ///
+  /// Cost: all blocks together up to 40 bytes 1 step of one cache line; then (P - 1) blocks written
+  ///       and read, in steps of a chunk for all of them; the own one is copied directly.
+  template <class In, std::size_t N, element T, std::size_t M>
+    requires std::same_as<std::remove_const_t<In>, T>
+  void all_to_all(std::span<In, N> in, std::span<T, M> out, const call_options& options = {}) {
+    detail::check_count("all_to_all", "out", out.size(), in.size());
+    collectives::all_to_all(*context_, dtype_of_v<T>, sizeof(T), in.data(), out.data(),
+                            own_block<const T>("all_to_all", in).size(), options);
+  }
+
+  /// In place: block r of `data` is sent to rank r and replaced by what that sends.
+  template <element T, std::size_t N>
+  void all_to_all(std::span<T, N> data, const call_options& options = {}) {
+    collectives::all_to_all(*context_, dtype_of_v<T>, sizeof(T), data.data(), data.data(),
+                            own_block<T>("all_to_all", data).size(), options);
+  }
+
+  /// Run-time types: `count` elements a block.
+  void all_to_all(const void* in, void* out, std::size_t count, dtype type,
+                  const call_options& options = {}) {
+    collectives::all_to_all(*context_, type, size_of(type), in, out, count, options);
+  }
+
+  /// Uneven: `in` holds send_counts[r] elements for each rank r and `out` gets recv_counts[r] of it,
+  /// both one behind the other, without displacements. Ranks need not know each other's counts, but
+  /// where i sends j another number than j expects of i, all get mismatch_error with both.
+  ///
+  /// Cost: as all_to_all, in as many steps as the largest block between two ranks needs.
+  template <class In, std::size_t N, element T, std::size_t M>
+    requires std::same_as<std::remove_const_t<In>, T>
+  void all_to_all(std::span<In, N> in, std::span<const std::size_t> send_counts,
+                  std::span<T, M> out, std::span<const std::size_t> recv_counts,
+                  const call_options& options = {}) {
+    detail::check_count("all_to_all", "in", in.size(),
+                        blocks_of<T>("all_to_all", "send_counts", send_counts).total());
+    detail::check_count("all_to_all", "out", out.size(),
+                        blocks_of<T>("all_to_all", "recv_counts", recv_counts).total());
+    collectives::all_to_all_uneven(*context_, dtype_of_v<T>, sizeof(T), in.data(), send_counts,
+                                   out.data(), recv_counts, options);
+  }
+
+  /// Uneven, in place: the counts[r] elements for rank r are replaced by as many of it.
+  template <element T, std::size_t N>
+  void all_to_all(std::span<T, N> data, std::span<const std::size_t> counts,
+                  const call_options& options = {}) {
+    detail::check_count("all_to_all", "data", data.size(),
+                        blocks_of<T>("all_to_all", "counts", counts).total());
+    collectives::all_to_all_uneven(*context_, dtype_of_v<T>, sizeof(T), data.data(), counts,
+                                   data.data(), counts, options);
+  }
+
+  /// Uneven, run-time types.
+  void all_to_all(const void* in, std::span<const std::size_t> send_counts, void* out,
+                  std::span<const std::size_t> recv_counts, dtype type,
+                  const call_options& options = {}) {
+    collectives::all_to_all_uneven(*context_, type, size_of(type), in, send_counts, out,
+                                   recv_counts, options);
+  }
+
   /// Copies the root's `data` to every rank.
   template <element T, std::size_t N>
   void broadcast(std::span<T, N> data, int root = 0, const call_options& options = {}) {
@@ -182,6 +484,71 @@ class communicator {
     collectives::broadcast(*context_, type, size_of(type), data, count, root, options);
   }
 
+  /// Sends `data` to rank `destination`, which receives it with recv. Returns when `data` may be
+  /// changed, which may be before it is received. To this rank itself: kept until it is received.
+  ///
+  /// Messages of one rank to another are received in the order in which they were sent; sends and
+  /// receives need no order with collectives. Count, type and tag of both ends must be the same.
+  /// Throws: as a collective, on both ranks; no other rank need call anything.
+  template <class T, std::size_t N>
+    requires element<std::remove_const_t<T>>
+  void send(std::span<T, N> data, int destination, const call_options& options = {}) {
+    using type = std::remove_const_t<T>;
+    collectives::send(*context_, dtype_of_v<type>, sizeof(type), data.data(), data.size(),
+                      destination, options);
+  }
+
+  /// Run-time types.
+  void send(const void* data, std::size_t count, dtype type, int destination,
+            const call_options& options = {}) {
+    collectives::send(*context_, type, size_of(type), data, count, destination, options);
+  }
+
+  /// Receives into `data` what rank `source` sends; see send. From this rank itself: what it has
+  /// sent before.
+  template <element T, std::size_t N>
+  void recv(std::span<T, N> data, int source, const call_options& options = {}) {
+    collectives::recv(*context_, dtype_of_v<T>, sizeof(T), data.data(), data.size(), source,
+                      options);
+  }
+
+  /// Run-time types.
+  void recv(void* data, std::size_t count, dtype type, int source,
+            const call_options& options = {}) {
+    collectives::recv(*context_, type, size_of(type), data, count, source, options);
+  }
+
+  /// Forms groups: the ranks that pass the same `color` (0 or more) get a communicator of their own,
+  /// in the order of their `key`s, ranks of the same key in the order they have here. The group has
+  /// flags, a workspace, a deadline and an abort state of its own; it works side by side with this
+  /// communicator and may outlive it.
+  ///
+  /// Collective: all ranks call split or split_or_none; they return when all groups have met.
+  /// Throws:     as a collective; rendezvous_error or transport_error where a group cannot be made.
+  ///             Whatever one rank throws gives up this communicator on all.
+  communicator split(int color, int key = 0) { return split(color, key, inherited_options()); }
+
+  /// The same with options of the group's own: `options.tune` is the same on all of its ranks.
+  communicator split(int color, int key, communicator_options options) {
+    if (color < 0) {
+      throw std::invalid_argument("split: color " + std::to_string(color) +
+                                  "; expected 0 or more, or split_or_none for a rank that joins no "
+                                  "group");
+    }
+    return std::move(*split_or_none(color, key, std::move(options)));
+  }
+
+  /// The same for ranks that may join no group: nothing for a negative color, such as `undefined`.
+  std::optional<communicator> split_or_none(int color, int key = 0) {
+    return split_or_none(color, key, inherited_options());
+  }
+  std::optional<communicator> split_or_none(int color, int key, communicator_options options) {
+    check_options(options);
+    std::optional<Transport> group = collectives::split(*context_, color, key);
+    if (!group) return std::nullopt;
+    return std::optional<communicator>(std::in_place, std::move(*group), std::move(options));
+  }
+
   /// Gives the communicator up on all ranks: calls that wait and later calls throw aborted_error
   /// with `reason`. From any thread; never blocks.
   void abort(std::string_view reason = "abort() was called") noexcept { context_->abort(reason); }
@@ -189,15 +556,28 @@ class communicator {
  private:
   static std::unique_ptr<context<Transport>> make_context(Transport transport,
                                                           communicator_options options) {
-    if (options.timeout.count() <= 0) {
-      throw std::invalid_argument("communicator_options::timeout must be positive");
-    }
+    check_options(options);
     return std::make_unique<context<Transport>>(
         std::move(transport), options.tune,
         wait_options{options.timeout, options.spin, std::move(options.interrupt)});
   }
 
+  static void check_options(const communicator_options& options) {
+    if (options.timeout.count() <= 0) {
+      throw std::invalid_argument("communicator_options::timeout must be positive");
+    }
+  }
+
+  communicator_options inherited_options() const {
+    const wait_options& waiting = context_->waiting();
+    return {.timeout = waiting.timeout,
+            .tune = context_->tuning(),
+            .interrupt = waiting.interrupt,
+            .spin = std::chrono::duration_cast<std::chrono::microseconds>(waiting.spin)};
+  }
+
   std::size_t ranks() const noexcept { return static_cast<std::size_t>(size()); }
+  std::size_t own_index() const noexcept { return static_cast<std::size_t>(rank()); }
 
   template <class T>
   std::span<T> own_block(std::string_view name, std::span<T> data) const {
@@ -207,7 +587,21 @@ class communicator {
                                   std::to_string(size()) + " ranks");
     }
     const std::size_t count = data.size() / ranks();
-    return data.subspan(count * static_cast<std::size_t>(rank()), count);
+    return data.subspan(count * own_index(), count);
+  }
+
+  template <class T>
+  std::span<T> own_block(std::string_view name, std::span<T> data,
+                         std::span<const std::size_t> counts) const {
+    const detail::uneven_blocks blocks = blocks_of<T>(name, "counts", counts);
+    detail::check_count(name, "data", data.size(), blocks.total());
+    return data.subspan(blocks.begin(own_index()), blocks.size(own_index()));
+  }
+
+  template <class T>
+  detail::uneven_blocks blocks_of(std::string_view name, std::string_view what,
+                                  std::span<const std::size_t> counts) const {
+    return {name, what, counts, size(), sizeof(T), 1};
   }
 
   std::unique_ptr<context<Transport>> context_;

@@ -41,6 +41,7 @@
 #include "rankfold/detail/cpu_set.hpp"
 #include "rankfold/detail/fork_generation.hpp"
 #include "rankfold/detail/futex.hpp"
+#include "rankfold/detail/pair_channels.hpp"
 #include "rankfold/detail/partition.hpp"
 #include "rankfold/detail/segment_layout.hpp"
 #include "rankfold/detail/spin_wait.hpp"
@@ -63,7 +64,8 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   context(Transport transport, const rankfold::tuning& tune, wait_options waiting)
       : base(transport.rank(), transport.size(), tune, std::move(waiting)),
         transport_(std::move(transport)),
-        peers_(static_cast<std::size_t>(size_)) {
+        peers_(static_cast<std::size_t>(size_)),
+        pairs_(rank_, segments(), transport_.segment_size(), Transport::crosses_processes) {
     for (int r = 0; r < size_; ++r) {
       std::byte* segment = transport_.segment(r);
       peer_view& p = peers_[static_cast<std::size_t>(r)];
@@ -72,13 +74,12 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     }
     half_bytes_ = detail::segment_map::of(transport_.segment_size(), size_).half_bytes;
     if (half_bytes_ == 0) {
-      throw std::invalid_argument("rankfold: the transport's segments have " +
-                                  std::to_string(transport_.segment_size()) +
-                                  " bytes, expected at least " +
-                                  std::to_string(detail::segment_bytes(1, size_)));
+      throw std::invalid_argument(
+          "rankfold: the transport's segments have " + std::to_string(transport_.segment_size()) +
+          " bytes, expected at least " + std::to_string(detail::segment_bytes(1, size_)));
     }
     std::byte* own = transport_.segment(rank_);
-    cpus_ = detail::allowed_cpus();
+    cpus_ = pair_cpus_ = detail::allowed_cpus();
     std::memcpy(&detail::cpus_of(own), &cpus_, sizeof cpus_);
     // Published with this rank's first step (the exchange in publish); peers read it after that.
     detail::header_of(own).tuning_hash = tuning_.hash();
@@ -168,6 +169,118 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     return peers_[static_cast<std::size_t>(peer)].lines[step_ & 1].payload;
   }
 
+  // --- for what waits outside of the steps, in the middle of a call
+  // -----------------------------------------------------------------------------
+
+  /// Fails the call where it cannot be completed by all: throws what is recorded, and
+  /// peer_lost_error for a peer that is gone.
+  void check_peers() {
+    if (this->recorded()) this->found_record();
+    for (int r = 0; r < size_; ++r) {
+      if (r != rank_) check_state(r, transport_.state(r), this->where(step_));
+    }
+  }
+
+  // --- for send and recv: collective/send_recv.hpp says what a context offers them
+  // -----------------------------------------------------------------------------
+
+  using transfer = detail::pair_transfer;
+
+  transfer begin_send(int peer, const fingerprint& print, const void* data, std::size_t bytes) {
+    // Not written to where it is sent.
+    return begin(transfer::direction::send, peer, print, const_cast<void*>(data), bytes);
+  }
+
+  transfer begin_receive(int peer, const fingerprint& print, void* data, std::size_t bytes) {
+    return begin(transfer::direction::receive, peer, print, data, bytes);
+  }
+
+  bool advance(transfer& t) {
+    if (t.complete) return true;
+    const detail::pair_progress how = pairs_.advance(t);
+    if (how == detail::pair_progress::mismatch) [[unlikely]] {
+      const auto [first, second] = pairs_.next_fingerprint(t.peer);
+      this->fail(detail::failure::mismatch,
+                 where_of(t) + "ranks make different calls: " + this->rank_text(rank_) +
+                     " asked for " +
+                     fingerprint{{t.fingerprint[0], t.fingerprint[1]}}.describe() + ", " +
+                     this->rank_text(t.peer) + " for " + fingerprint{{first, second}}.describe());
+    }
+    return t.complete = how == detail::pair_progress::complete;
+  }
+
+  typename base::clock::time_point check(transfer& t, typename base::clock::time_point now) {
+    if (!t.has_deadline) {
+      t.has_deadline = true;
+      t.deadline = now + waiting_.timeout;
+    }
+    if (t.peer != rank_) {
+      const peer_state state = transport_.state(t.peer);
+      if (state != peer_state::alive) {
+        // What it sent and took before it went counts, and what is before this one in the order.
+        if (waiting_.progress) waiting_.progress();
+        if (!advance(t)) check_state(t.peer, state, where_of(t));
+      }
+    }
+    if (now >= t.deadline && !advance(t)) {
+      this->fail(detail::failure::timeout,
+                 where_of(t) + this->rank_text(t.peer) +
+                     (t.way == transfer::direction::send ? " did not receive it within "
+                                                         : " did not send it within ") +
+                     detail::duration_text(waiting_.timeout));
+    }
+    return t.deadline;
+  }
+
+  template <class Done, class Look>
+  void wait_transfers(Done&& done, Look&& look) {
+    if (may_spin_ || meets()) {
+      for (int i = 0; i < 256; ++i) {
+        if (done()) return;
+        detail::spin_pause();
+      }
+      const clock::time_point begin = clock::now();
+      while (clock::now() - begin < waiting_.spin / 32) {
+        for (int i = 0; i < 64; ++i) {
+          if (done()) return;
+          detail::spin_pause();
+        }
+      }
+      while (clock::now() - begin < waiting_.spin) {
+        std::this_thread::yield();
+        if (done()) return;
+        if (waiting_.progress) waiting_.progress();
+      }
+    }
+    for (int i = 0; i < yields; ++i) {
+      if (done()) return;
+      std::this_thread::yield();
+    }
+    clock::time_point looked = clock::now();
+    clock::time_point until = look(looked);
+    while (!done()) {
+      const bool busy = waiting_.progress && waiting_.progress();
+      {
+        detail::bell_sleep bell(pairs_.bell());
+        if (done()) return;
+        // After the bell was read: whoever fails records it, then rings.
+        if (this->recorded()) this->found_record();
+        bell.sleep((std::clamp)(std::chrono::nanoseconds(until - clock::now()),
+                                std::chrono::nanoseconds(1000), busy ? waiting_.nap : slice),
+                   Transport::crosses_processes);
+      }
+      const clock::time_point now = clock::now();
+      if (now - looked < slice && now < until) continue;
+      looked = now;
+      until = look(now);
+      if (waiting_.interrupt) waiting_.interrupt();
+    }
+  }
+
+  void nudge() noexcept { pairs_.ring(rank_); }
+
+  bool has_own_message() const noexcept { return pairs_.has_own_message(); }
+
  private:
   using clock = std::chrono::steady_clock;
   using base::all_seen_;
@@ -186,6 +299,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     detail::flag_line* lines = nullptr;
     std::byte* workspace = nullptr;
     std::uint64_t seen = 0;
+    bool met = false;  // its CPUs are in pair_cpus_
   };
 
   /// Whether `peer` has published step `s`. Pairs with the exchange in publish.
@@ -226,6 +340,54 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     if (++contacts_ == size_ - 1) {
       may_spin_ = (std::min)(cpus_.count(), detail::cpu_quota()) >= size_;
     }
+  }
+
+  // --- send and recv
+  // -------------------------------------------------------------------------------
+
+  std::vector<std::byte*> segments() const {
+    std::vector<std::byte*> all;
+    for (int r = 0; r < size_; ++r) all.push_back(transport_.segment(r));
+    return all;
+  }
+
+  transfer begin(typename transfer::direction way, int peer, const fingerprint& print, void* data,
+                 std::size_t bytes) {
+    this->check_usable();
+    if (this->recorded()) [[unlikely]]
+      this->found_record();
+    transfer t;
+    t.way = way;
+    t.peer = peer;
+    t.fingerprint[0] = print.words[0];
+    t.fingerprint[1] = print.words[1];
+    t.data = static_cast<std::byte*>(data);
+    t.bytes = bytes;
+    t.place = pairs_.next_place(t);
+    return t;
+  }
+
+  /// "send to rank 2 (message 7) on rank 1 of 4 over shm: "; both ends count alike.
+  std::string where_of(const transfer& t) const {
+    return this->where((t.way == transfer::direction::send ? "send to " : "recv from ") +
+                       this->rank_text(t.peer) + " (message " + std::to_string(t.place + 1) + ")");
+  }
+
+  /// Whether packets alone have shown that every rank has a CPU of its own: before all ranks have
+  /// met in a step, the CPUs of those that this rank has met may be enough.
+  bool meets() {
+    if (pairs_spin_ || contacts_ == size_ - 1) return pairs_spin_;
+    bool more = false;
+    for (int r = 0; r < size_; ++r) {
+      peer_view& p = peers_[static_cast<std::size_t>(r)];
+      if (r == rank_ || p.met || !pairs_.met(r)) continue;
+      p.met = more = true;
+      detail::cpu_mask theirs;
+      std::memcpy(&theirs, &detail::cpus_of(transport_.segment(r)), sizeof theirs);
+      pair_cpus_ |= theirs;
+    }
+    if (more && pair_cpus_.count() >= size_) pairs_spin_ = detail::cpu_quota() >= size_;
+    return pairs_spin_;
   }
 
   // --- waiting
@@ -313,18 +475,22 @@ class context<Transport> : public detail::context_base<context<Transport>> {
       if (state == peer_state::alive) continue;
       // What it published before it went counts: look again, after the state.
       if (arrived(p, s)) continue;
-      this->fail(
-          detail::failure::peer_lost,
-          this->where(s) + "rank " + std::to_string(p) +
-              (state == peer_state::left ? " left (it destroyed its communicator)" : " died"));
+      check_state(p, state, this->where(s));
     }
+  }
+
+  void check_state(int r, peer_state state, const std::string& where) {
+    if (state == peer_state::alive) return;
+    this->fail(detail::failure::peer_lost,
+               where + this->rank_text(r) +
+                   (state == peer_state::left ? " left (it destroyed its communicator)" : " died"));
   }
 
   /// Fails unless all that were waited for have arrived in the last moment.
   void timed_out(int r, std::uint64_t s, bool for_all) {
     const std::vector<int> ranks = missing(r, s, for_all);
     if (ranks.empty()) return;
-    this->fail(detail::failure::timeout, this->where(s) + detail::ranks_text(ranks) +
+    this->fail(detail::failure::timeout, this->where(s) + this->ranks_text(ranks) +
                                              " did not arrive within " +
                                              detail::duration_text(waiting_.timeout));
   }
@@ -347,6 +513,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
       // seq_cst: a sleeper has either read the mark, or sleeps on a word that has changed.
       std::atomic_ref(word).fetch_or(1, std::memory_order_seq_cst);
     }
+    pairs_.ring(r);
     wake(r);
   }
 
@@ -367,6 +534,9 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   std::vector<peer_view> peers_;
   detail::cpu_mask cpus_;
   int contacts_ = 0;
+  detail::pair_channels pairs_;
+  detail::cpu_mask pair_cpus_;
+  bool pairs_spin_ = false;
 };
 
 RANKFOLD_END_NAMESPACE

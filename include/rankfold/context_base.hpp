@@ -84,16 +84,6 @@ inline failure failure_of_current_exception() noexcept {
   }
 }
 
-inline std::string text_of_current_exception() {
-  try {
-    throw;
-  } catch (const std::exception& e) {
-    return e.what();
-  } catch (...) {
-    return "an exception of unknown type";
-  }
-}
-
 /// The base of a context. `Derived` has
 ///
 ///     abort_record& the_record() const noexcept;   // where the first failure is written
@@ -101,6 +91,8 @@ inline std::string text_of_current_exception() {
 template <class Derived>
 class context_base {
  public:
+  using clock = std::chrono::steady_clock;
+
   context_base(const context_base&) = delete;
   context_base& operator=(const context_base&) = delete;
 
@@ -127,6 +119,27 @@ class context_base {
     }
   }
 
+  const wait_options& waiting() const noexcept { return waiting_; }
+  /// What calls move on while they wait; see wait_options. Between two calls.
+  void set_progress(std::function<bool()> progress) { waiting_.progress = std::move(progress); }
+
+  /// The same as a part of a call of `outer`, within its deadline.
+  template <class Outer, class Body>
+  void run_part(Outer& outer, const fingerprint& call, Body&& body) {
+    const clock::time_point deadline = outer.deadline_of_call();
+    run(call, [&] {
+      has_deadline_ = true;
+      deadline_ = deadline;
+      body();
+    });
+  }
+
+  /// When this rank's call must be complete.
+  clock::time_point deadline_of_call() {
+    start_deadline(clock::now());
+    return deadline_;
+  }
+
   /// How many steps this rank has begun: what an algorithm's cost is counted in.
   std::uint64_t steps() const noexcept { return step_; }
 
@@ -143,8 +156,7 @@ class context_base {
   void abort(std::string_view reason) noexcept {
     if (generation_ != fork_generation()) return;
     try {
-      record(failure::aborted,
-             "rank " + std::to_string(rank_) + " aborted: " + std::string(reason));
+      record(failure::aborted, rank_text(rank_) + " aborted: " + std::string(reason));
     } catch (...) {
       record(failure::aborted, "aborted");
     }
@@ -152,8 +164,6 @@ class context_base {
   }
 
  protected:
-  using clock = std::chrono::steady_clock;
-
   struct made_call {
     fingerprint print;
     std::uint64_t number = 0;
@@ -216,17 +226,16 @@ class context_base {
   void compare(int r, std::uint64_t s, const std::uint64_t (&theirs)[2]) {
     const fingerprint& own = made_[s & 1].print;
     if (theirs[0] != own.words[0] || theirs[1] != own.words[1]) [[unlikely]] {
-      fail(failure::mismatch, where(s) + "ranks make different calls: rank " +
-                                  std::to_string(rank_) + " asked for " + own.describe() +
-                                  ", rank " + std::to_string(r) + " for " +
+      fail(failure::mismatch, where(s) + "ranks make different calls: " + rank_text(rank_) +
+                                  " asked for " + own.describe() + ", " + rank_text(r) + " for " +
                                   fingerprint{{theirs[0], theirs[1]}}.describe());
     }
   }
 
   void compare_tuning(int r, std::uint64_t s, std::uint64_t theirs) {
     if (theirs == tuning_.hash()) return;
-    fail(failure::mismatch, where(s) + "rank " + std::to_string(r) +
-                                " has another tuning than rank " + std::to_string(rank_) +
+    fail(failure::mismatch, where(s) + rank_text(r) + " has another tuning than " +
+                                rank_text(rank_) +
                                 "; pass the same communicator_options::tune on every rank");
   }
 
@@ -241,9 +250,34 @@ class context_base {
   /// "all_reduce (call 7) on rank 1 of 4 over shm: ", of the call that step `s` belongs to.
   std::string where(std::uint64_t s) const {
     const made_call& call = made_[s & 1];
-    return std::string(name_of(call.print.what())) + " (call " + std::to_string(call.number) +
-           ") on rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " over " +
+    return where(std::string(name_of(call.print.what())) + " (call " + std::to_string(call.number) +
+                 ")");
+  }
+
+  std::string where(const std::string& what) const {
+    return what + " on " + rank_text(rank_) + " of " + std::to_string(world_size()) + " over " +
            std::string(derived().transport().name()) + ": ";
+  }
+
+  /// The number of a rank for people: the one in the communicator that this context is a part of.
+  int world_rank(int r) const {
+    if constexpr (requires { derived().transport().world_rank(r); }) {
+      return derived().transport().world_rank(r);
+    } else {
+      return r;
+    }
+  }
+  int world_size() const {
+    if constexpr (requires { derived().transport().world_size(); }) {
+      return derived().transport().world_size();
+    } else {
+      return size_;
+    }
+  }
+  std::string rank_text(int r) const { return "rank " + std::to_string(world_rank(r)); }
+  std::string ranks_text(std::vector<int> ranks) const {
+    for (int& r : ranks) r = world_rank(r);
+    return detail::ranks_text(ranks);
   }
 
   bool recorded() const noexcept {
@@ -261,7 +295,7 @@ class context_base {
       return false;
     }
     r.kind = static_cast<std::uint32_t>(kind);
-    r.rank = rank_;
+    r.rank = world_rank(rank_);
     std::size_t length = (std::min)(text.size(), sizeof r.text);
     // Not in the middle of a character of UTF-8.
     while (length < text.size() && length > 0 && (text[length] & 0xC0) == 0x80) --length;
@@ -315,7 +349,7 @@ class context_base {
       std::string_view text =
           "out of memory";  // all that is left to say where the text cannot be made
       try {
-        cause_ = where(step_) + text_of_current_exception();
+        cause_ = cause_of_current_exception();
         text = cause_;
       } catch (...) {
       }
@@ -329,6 +363,20 @@ class context_base {
       }
     }
     throw;
+  }
+
+  /// An error of the library says itself where it comes from.
+  std::string cause_of_current_exception() const {
+    try {
+      throw;
+    } catch (const error& e) {
+      return e.what();
+    } catch (...) {
+      // A send or recv is no step of its own.
+      const bool steps = print_.what() != collective::send_recv;
+      return (steps ? where(step_) : where(std::string(name_of(print_.what())))) +
+             text_of_current_exception();
+    }
   }
 
   static constexpr std::chrono::nanoseconds slice{std::chrono::milliseconds(100)};

@@ -38,8 +38,9 @@ enum class collective : std::uint8_t {
 /// tests. The result does not depend on it.
 ///
 /// - `inline_line`: the payload travels in the flag's cache line; 40 bytes at most.
-/// - `one_shot`: every rank stages its data, every rank reads all.
-/// - `two_shot`: each rank reduces a slice and the others fetch it; pipelined (all_reduce only).
+/// - `one_shot`: every rank stages its data, every rank that needs them reads them.
+/// - `two_shot`: each rank reduces a slice and the others fetch it; pipelined (all_reduce and
+///   reduce only).
 enum class algorithm : std::uint8_t { automatic, inline_line, one_shot, two_shot };
 
 constexpr std::string_view name_of(collective c) noexcept {
@@ -94,6 +95,27 @@ constexpr std::string_view name_of(algorithm a) noexcept {
   return "unknown algorithm";
 }
 
+/// Whether blocks may differ in size, so that no one count describes a call.
+constexpr bool is_uneven(collective c) noexcept {
+  return c >= collective::reduce_scatter_uneven && c <= collective::all_to_all_uneven;
+}
+
+/// " from root " where one rank sends to all, " to root " where all send to one, else nothing.
+constexpr std::string_view role_of_root(collective c) noexcept {
+  switch (c) {
+    case collective::broadcast:
+    case collective::scatter:
+    case collective::scatter_uneven:
+      return " from root ";
+    case collective::reduce:
+    case collective::gather:
+    case collective::gather_uneven:
+      return " to root ";
+    default:
+      return "";
+  }
+}
+
 /// Options of one call; equal on all ranks.
 struct call_options {
   rankfold::algorithm algorithm = algorithm::automatic;
@@ -103,7 +125,8 @@ struct call_options {
 };
 
 /// The fields that must agree between ranks, packed:
-///   word 0: count (48 bits; of bytes for a user's type), collective (5), dtype (6), algorithm (5)
+///   word 0: count (48 bits; of bytes for a user's type; for an uneven collective 0, or the size of
+///           an element of a user's type), collective (5), dtype (6), algorithm (5)
 ///   word 1: operator (32), root (12), tag (20)
 struct fingerprint {
   std::uint64_t words[2] = {0, 0};
@@ -137,7 +160,7 @@ struct fingerprint {
     const auto root = words[1] >> 32 & 0xfff;
     const auto tag = words[1] >> 44;
     std::string text(name_of(what()));
-    if (what() != collective::barrier) {
+    if (what() != collective::barrier && what() != collective::split) {
       text.append(" of ").append(std::to_string(count()));
       text.append(type == dtype::user ? " bytes of a user's type"
                                       : " × " + std::string(name_of(type)));
@@ -147,7 +170,9 @@ struct fingerprint {
     } else if (operator_id != 0) {
       text.append(" by ").append(name_of(static_cast<reduction>(operator_id)));
     }
-    if (what() == collective::broadcast) text.append(" from root ").append(std::to_string(root));
+    if (const std::string_view root_is = role_of_root(what()); !root_is.empty()) {
+      text.append(root_is).append(std::to_string(root));
+    }
     if (how != algorithm::automatic) text.append(", algorithm ").append(name_of(how));
     return text.append(", tag ").append(std::to_string(tag));
   }

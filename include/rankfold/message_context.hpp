@@ -186,11 +186,26 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     return peers_[static_cast<std::size_t>(peer)].payload[step_ & 1];
   }
 
+  // --- for what waits outside of the steps, in the middle of a call
+  // -----------------------------------------------------------------------------
+
+  /// Fails the call where it cannot be completed by all: throws what is recorded or announced, and
+  /// peer_lost_error for a peer that is gone.
+  void check_peers() {
+    progress();
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_) continue;
+      if (const peer_state state = transport_.state(r); state != peer_state::alive)
+        lost(r, state, step_);
+    }
+  }
+
   // --- for what is composed of contexts
   // -----------------------------------------------------------------------------
 
   /// Moves all transfers on, without blocking. Throws what a peer has announced.
   void progress() {
+    if (this->recorded()) this->found_record();
     move_on();
     listen();
   }
@@ -392,15 +407,15 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     const std::uint64_t s = p.complete + 1;
     if (in.magic != detail::packet_magic) {
       this->fail(detail::failure::transport,
-                 this->where(step_) + "rank " + std::to_string(r) +
+                 this->where(step_) + this->rank_text(r) +
                      " sent what is no packet of this version of rankfold");
     }
     this->compare_tuning(r, s, in.tuning_hash);
     this->compare(r, s, in.fingerprint);  // before anything that it sent is used
     if (in.half_bytes != half_bytes_) {
       this->fail(detail::failure::mismatch,
-                 this->where(step_) + "rank " + std::to_string(r) + " has a workspace of " +
-                     detail::bytes_text(2 * in.half_bytes) + ", rank " + std::to_string(rank_) +
+                 this->where(step_) + this->rank_text(r) + " has a workspace of " +
+                     detail::bytes_text(2 * in.half_bytes) + ", " + this->rank_text(rank_) +
                      " one of " + detail::bytes_text(2 * half_bytes_));
     }
     std::uint64_t total = 0;
@@ -411,10 +426,10 @@ class context<Transport> : public detail::context_base<context<Transport>> {
       total += piece.bytes;
     }
     if (!fits) {
-      this->fail(detail::failure::transport, this->where(step_) + "the packet of rank " +
-                                                 std::to_string(r) + " does not make sense: step " +
-                                                 std::to_string(in.step) + ", expected " +
-                                                 std::to_string(s));
+      this->fail(detail::failure::transport,
+                 this->where(step_) + "the packet of " + this->rank_text(r) +
+                     " does not make sense: step " + std::to_string(in.step) + ", expected " +
+                     std::to_string(s));
     }
     if (total > sizeof in.attached) {
       for (std::size_t i = 0; i < in.regions; ++i) {
@@ -463,7 +478,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
       const clock::time_point now = clock::now();
       if (now >= deadline_) {
         this->fail(detail::failure::timeout,
-                   this->where(s) + (*what != 0 ? what : "") + detail::ranks_text(who()) +
+                   this->where(s) + (*what != 0 ? what : "") + this->ranks_text(who()) +
                        (*what != 0 ? " within " : " did not arrive within ") +
                        detail::duration_text(waiting_.timeout));
       }
@@ -489,7 +504,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     move_on();  // what it sent before it went counts
     if (ready() || arrived(r, s)) return;
     this->fail(detail::failure::peer_lost,
-               this->where(s) + "rank " + std::to_string(r) +
+               this->where(s) + this->rank_text(r) +
                    (state == peer_state::left ? " left (it destroyed its communicator)" : " died"));
   }
 
@@ -506,7 +521,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     detail::notice out{};
     out.magic = detail::packet_magic;
     out.kind = static_cast<std::uint32_t>(kind);
-    out.rank = rank_;
+    out.rank = this->world_rank(rank_);
     out.text_size = static_cast<std::uint32_t>((std::min)(text.size(), sizeof out.text));
     std::memcpy(out.text, text.data(), out.text_size);
     transport_.announce(std::as_bytes(std::span(&out, 1)));
@@ -531,7 +546,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     if (std::uncaught_exceptions() > exceptions_) {
       // The program is on its way out of something else: do not keep it, but tell.
       this->record(detail::failure::peer_lost,
-                   "rank " + std::to_string(rank_) +
+                   this->rank_text(rank_) +
                        " left (it destroyed its communicator while an exception was thrown)");
       spread();
       return;

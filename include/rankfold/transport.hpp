@@ -56,7 +56,7 @@ concept memory_transport = transport<T> && requires(const T& t, int r) {
 ///   and return at once. Until `done(request)` has returned true, the library leaves `data` alone,
 ///   and the transport may use it. A receive is met by the message of the same sender, receiver and
 ///   channel that was sent as the same in order; both have the same size. Channels (0 to
-///   `channels - 1`) do not hold each other up. A small message need not be received for its send
+///   `channels - 1`; at least 12 are needed) do not hold each other up. A small message need not be received for its send
 ///   to be done; a large one may.
 /// - `done(request)` moves transfers on and tells whether this one is complete; afterwards the
 ///   request is spent. Never blocks. Throws transport_error where the transfer has failed.

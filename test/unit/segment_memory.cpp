@@ -33,10 +33,10 @@ TEST_CASE("a mapping is unmapped once, by its last owner", "[detail][segment_mem
 }
 
 TEST_CASE("workspaces, sizes and ranks out of range are errors", "[detail][segment_memory]") {
-  CHECK(detail::checked_segment_bytes(1) == 20480 + 8192);
-  CHECK(detail::checked_segment_bytes(8193) == 20480 + 16384);
-  CHECK_THROWS_AS(detail::checked_segment_bytes(0), std::invalid_argument);
-  CHECK_THROWS_AS(detail::checked_segment_bytes(~std::size_t{0}), std::invalid_argument);
+  CHECK(detail::checked_segment_bytes(1, 1) == 20480 + 8192);
+  CHECK(detail::checked_segment_bytes(8193, 1) == 20480 + 16384);
+  CHECK_THROWS_AS(detail::checked_segment_bytes(0, 1), std::invalid_argument);
+  CHECK_THROWS_AS(detail::checked_segment_bytes(~std::size_t{0}, 1), std::invalid_argument);
   CHECK_NOTHROW(detail::check_world_size(4096));
   CHECK_THROWS_AS(detail::check_world_size(4097), std::invalid_argument);
   CHECK_THROWS_AS(detail::check_world_size(0), std::invalid_argument);

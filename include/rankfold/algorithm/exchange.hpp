@@ -7,12 +7,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "rankfold/detail/block_agreement.hpp"
 #include "rankfold/detail/blocks.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/partition.hpp"
 #include "rankfold/detail/staging.hpp"
+#include "rankfold/fingerprint.hpp"
 #include "rankfold/kernel/copy.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
@@ -32,8 +35,9 @@ void exchange_all_to_all(Context& ctx, const void* in, void* out, std::size_t by
   const auto rank = static_cast<std::size_t>(ctx.rank());
   const detail::peer_slots slots{ranks};
   // One byte at least: a half has more of them than there can be ranks.
-  const std::size_t limit = (std::max)(
-      std::size_t{1}, detail::elements_in(detail::staging_bytes(ctx) / slots.number(), 1));
+  const std::size_t limit =
+      (std::max)(std::size_t{1},
+                 detail::elements_in(detail::staging_bytes(ctx) / slots.number(), 1));
   const std::byte* const source = static_cast<const std::byte*>(in);
   std::byte* const target = static_cast<std::byte*>(out);
   detail::for_chunks(bytes, limit, [&](std::size_t begin, std::size_t now) {
@@ -69,8 +73,8 @@ class numbered_slots {
   template <class Context>
   explicit numbered_slots(const Context& ctx)
       : slots_{static_cast<std::size_t>(ctx.size())},
-        slot_((std::max)(least_slot, detail::round_down(
-                                         detail::staging_bytes(ctx) / slots_.number(), 8))),
+        slot_((std::max)(least_slot,
+                         detail::round_down(detail::staging_bytes(ctx) / slots_.number(), 8))),
         head_(slot_ >= 4 * detail::cache_line ? detail::cache_line : sizeof(std::uint64_t)) {
     if (slot_ >= 4 * detail::cache_line) slot_ = detail::round_down(slot_, detail::cache_line);
   }
@@ -120,6 +124,17 @@ class numbered_slots {
   std::size_t slot_;
   std::size_t head_;
 };
+
+/// Throws std::invalid_argument where the workspace is too small for numbered slots.
+template <class Context>
+void check_numbered_slots(const Context& ctx, collective what) {
+  const std::size_t need = numbered_slots::least_bytes(static_cast<std::size_t>(ctx.size()));
+  if (need > ctx.half_bytes()) {
+    throw std::invalid_argument(std::string(name_of(what)) + " among " +
+                                std::to_string(ctx.size()) + " ranks needs a workspace of " +
+                                std::to_string(2 * need) + " bytes; raise workspace_bytes");
+  }
+}
 
 /// `sent` are the blocks of bytes at `in`, one for every rank; `received` those at `out`, one of
 /// every rank. `in` and `out` are apart, or the same and `sent` equal to `received`.
@@ -186,8 +201,9 @@ void exchange_scatter(Context& ctx, const void* in, void* out, std::size_t bytes
   const auto ranks = static_cast<std::size_t>(ctx.size());
   const auto rank = static_cast<std::size_t>(ctx.rank());
   const detail::peer_slots slots{ranks};
-  const std::size_t limit = (std::max)(
-      std::size_t{1}, detail::elements_in(detail::staging_bytes(ctx) / slots.number(), 1));
+  const std::size_t limit =
+      (std::max)(std::size_t{1},
+                 detail::elements_in(detail::staging_bytes(ctx) / slots.number(), 1));
   const std::byte* const source = static_cast<const std::byte*>(in);
   std::byte* const target = static_cast<std::byte*>(out);
   detail::for_chunks(bytes, limit, [&](std::size_t begin, std::size_t now) {

@@ -69,6 +69,52 @@ void inline_line_broadcast(Context& ctx, void* data, std::size_t bytes, int root
   }
 }
 
+/// Cost: 1 step; P - 1 lines read by the root; the others do not wait.
+template <class Context>
+void inline_line_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
+                        std::size_t count, int root) {
+  if (ctx.rank() == root) return inline_line_all_reduce(ctx, reducer, in, out, count);
+  ctx.next_step();
+  ctx.publish(in, count * reducer.element_size);
+}
+
+/// Cost: as inline_line_reduce.
+template <class Context>
+void inline_line_gather(Context& ctx, const void* in, void* out, std::size_t bytes, int root) {
+  if (ctx.rank() == root) return inline_line_all_gather(ctx, in, out, bytes);
+  ctx.next_step();
+  ctx.publish(in, bytes);
+}
+
+/// `in` holds P blocks of `bytes`, all in the root's line. Cost: as inline_line_broadcast.
+template <class Context>
+void inline_line_scatter(Context& ctx, const void* in, void* out, std::size_t bytes, int root) {
+  const auto rank = static_cast<std::size_t>(ctx.rank());
+  ctx.next_step();
+  if (ctx.rank() == root) {
+    ctx.publish(in, bytes * static_cast<std::size_t>(ctx.size()));
+    const std::byte* const own = static_cast<const std::byte*>(in) + rank * bytes;
+    if (out != own) kernel::copy(out, own, bytes);
+  } else {
+    ctx.publish();
+    ctx.wait(root);
+    kernel::copy(out, ctx.payload(root) + rank * bytes, bytes);
+  }
+}
+
+/// `in` holds P blocks of `bytes`, all in the line. Cost: as inline_line_all_reduce.
+template <class Context>
+void inline_line_all_to_all(Context& ctx, const void* in, void* out, std::size_t bytes) {
+  const auto rank = static_cast<std::size_t>(ctx.rank());
+  const void* const* const inputs =
+      inline_line_exchange(ctx, in, bytes * static_cast<std::size_t>(ctx.size()));
+  for (std::size_t r = 0; r < static_cast<std::size_t>(ctx.size()); ++r) {
+    std::byte* const to = static_cast<std::byte*>(out) + bytes * r;
+    const std::byte* const from = static_cast<const std::byte*>(inputs[r]) + bytes * rank;
+    if (to != from) kernel::copy(to, from, bytes);
+  }
+}
+
 }  // namespace algorithms
 
 RANKFOLD_END_NAMESPACE

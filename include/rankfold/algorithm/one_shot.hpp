@@ -47,8 +47,9 @@ void one_shot_reduce_scatter(Context& ctx, const kernel::reducer& reducer, const
   const auto ranks = static_cast<std::size_t>(ctx.size());
   const auto rank = static_cast<std::size_t>(ctx.rank());
   const detail::peer_slots slots{ranks};
-  const std::size_t limit = (std::max)(
-      std::size_t{1}, detail::elements_in(detail::staging_bytes(ctx) / slots.number(), size));
+  const std::size_t limit =
+      (std::max)(std::size_t{1},
+                 detail::elements_in(detail::staging_bytes(ctx) / slots.number(), size));
   const auto part = [&](std::size_t r, std::size_t begin) {
     return static_cast<const std::byte*>(in) + (blocks.begin(r) + begin) * size;
   };

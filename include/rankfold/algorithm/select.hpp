@@ -8,14 +8,15 @@
 
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/partition.hpp"
+#include "rankfold/detail/staging.hpp"
 #include "rankfold/fingerprint.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
 namespace algorithms {
 
-/// The algorithm of a call that puts `bytes` of `element_size` bytes each into one rank's hands.
-/// Throws std::invalid_argument where `asked` cannot do it.
+/// The algorithm of a call in which the rank that stages most stages `bytes`, of elements of
+/// `element_size` bytes. Throws std::invalid_argument where `asked` cannot do it.
 template <class Context>
 algorithm select(const Context& ctx, collective what, algorithm asked, std::size_t bytes,
                  std::size_t element_size) {
@@ -26,10 +27,13 @@ algorithm select(const Context& ctx, collective what, algorithm asked, std::size
   const auto ranks = static_cast<std::size_t>(ctx.size());
   const std::size_t two_shot_need =
       (ranks + 1) * detail::elements_per_line(element_size) * element_size;
-  const bool can_two_shot = what == collective::all_reduce && two_shot_need <= ctx.half_bytes();
-  const bool fits_line = bytes <= ctx.tuning().inline_max_bytes;
-  if (element_size * (what == collective::reduce_scatter ? ranks : 1) > ctx.half_bytes() &&
-      !fits_line) {
+  const bool has_two_shot = what == collective::all_reduce || what == collective::reduce;
+  const bool can_two_shot = has_two_shot && two_shot_need <= ctx.half_bytes();
+  const bool fits_line = !is_uneven(what) && bytes <= ctx.tuning().inline_max_bytes;
+  const bool has_slots =
+      what == collective::reduce_scatter || what == collective::reduce_scatter_uneven;
+  const std::size_t slots = has_slots ? detail::peer_slots{ranks}.number() : 1;
+  if (element_size * slots > ctx.half_bytes() && !fits_line) {
     throw std::invalid_argument(std::string(name_of(what)) + ": an element of " +
                                 std::to_string(element_size) +
                                 " bytes does not fit in the workspace; raise workspace_bytes");
@@ -38,6 +42,7 @@ algorithm select(const Context& ctx, collective what, algorithm asked, std::size
     case algorithm::automatic:
       break;
     case algorithm::inline_line:
+      if (is_uneven(what)) refuse("is for blocks of one size only");
       if (!fits_line) {
         refuse("carries " + std::to_string(ctx.tuning().inline_max_bytes) + " bytes at most, not " +
                std::to_string(bytes));
@@ -46,7 +51,7 @@ algorithm select(const Context& ctx, collective what, algorithm asked, std::size
     case algorithm::one_shot:
       return asked;
     case algorithm::two_shot:
-      if (what != collective::all_reduce) refuse("is for all_reduce only");
+      if (!has_two_shot) refuse("is for all_reduce and reduce only");
       if (!can_two_shot) refuse("needs a larger workspace for this element and number of ranks");
       return asked;
     default:

@@ -16,18 +16,23 @@ RANKFOLD_BEGIN_NAMESPACE
 
 namespace algorithms {
 
+/// Who gets the result of a two_shot: one rank, or all.
+inline constexpr int everyone = -1;
+
 /// In step c a rank stages chunk c, in P slices, beside its reduced slice of chunk c - 1; after the
-/// wait it fetches the other ranks' slices of chunk c - 1 and reduces its own slice of chunk c,
-/// into the half of the step to come.
+/// wait it fetches the other ranks' slices of chunk c - 1, if the result is for it, and reduces its
+/// own slice of chunk c, into the half of the step to come.
 ///
-/// Cost: ⌈bytes / chunk⌉ + 1 steps, one wait each; a rank writes `bytes` to its segment and reads
-/// 2 (P - 1) / P · `bytes` from its peers'.
+/// With a root, the last step has nothing to read for the others, who do not wait: next_step of the
+/// next call does, before it writes over what the root reads.
 template <class Context>
-void two_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
-                         std::size_t count) {
+void two_shot(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
+              std::size_t count, int root) {
   const std::size_t size = reducer.element_size;
   const auto ranks = static_cast<std::size_t>(ctx.size());
   const auto rank = static_cast<std::size_t>(ctx.rank());
+  const bool gets = root == everyone || root == ctx.rank();
+  const bool gives = root != ctx.rank();
   const std::size_t line = detail::elements_per_line(size);
   // A half holds a chunk and one slice of another: (P + 1) slices.
   const std::size_t room =
@@ -62,8 +67,16 @@ void two_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const voi
         ctx.give(static_cast<int>(r), r * slice_limit * size, s.count * size);
       }
     }
-    if (c > 0) ctx.give_all(reduced_offset, slice_in(c - 1, rank).count * size);
+    if (c > 0 && gives) {
+      const std::size_t bytes = slice_in(c - 1, rank).count * size;
+      if (root == everyone) {
+        ctx.give_all(reduced_offset, bytes);
+      } else {
+        ctx.give(root, reduced_offset, bytes);
+      }
+    }
     ctx.publish();
+    if (c == chunks && !gets) break;
     ctx.wait_all();
     if (c < chunks) {
       const detail::slice s = slice_in(c, rank);
@@ -75,12 +88,12 @@ void two_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const voi
           inputs[r] = ctx.half(r) + (rank * slice_limit + begin) * size;
         }
         inputs[rank] = source + (s.begin + begin) * size;
-        std::byte* const to = target + (s.begin + begin) * size;
+        std::byte* const to = gets ? target + (s.begin + begin) * size : reduced + begin * size;
         reducer.fold(reducer.op, inputs, ctx.size(), to, now);
-        kernel::copy(reduced + begin * size, to, now * size);
+        if (gets && gives) kernel::copy(reduced + begin * size, to, now * size);
       }
     }
-    if (c > 0) {
+    if (c > 0 && gets) {
       for (std::size_t r = 0; r < ranks; ++r) {
         if (r == rank) continue;
         const detail::slice s = slice_in(c - 1, r);
@@ -89,6 +102,21 @@ void two_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const voi
       }
     }
   }
+}
+
+/// Cost: ⌈bytes / chunk⌉ + 1 steps, one wait each; a rank writes `bytes` to its segment and reads
+/// 2 (P - 1) / P · `bytes` from its peers'.
+template <class Context>
+void two_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
+                         std::size_t count) {
+  two_shot(ctx, reducer, in, out, count, everyone);
+}
+
+/// Cost: as two_shot_all_reduce for the root; the other ranks read (P - 1) / P · `bytes`.
+template <class Context>
+void two_shot_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
+                     std::size_t count, int root) {
+  two_shot(ctx, reducer, in, out, count, root);
 }
 
 }  // namespace algorithms

@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "rankfold/algorithm/inline_line.hpp"
-#include "rankfold/algorithm/one_shot.hpp"
+#include "rankfold/algorithm/rooted.hpp"
 #include "rankfold/algorithm/select.hpp"
 #include "rankfold/detail/buffers.hpp"
 #include "rankfold/detail/config.hpp"
@@ -29,7 +29,7 @@ void broadcast(Context& ctx, dtype type, std::size_t element_size, void* data, s
             if (how == algorithm::inline_line) {
               algorithms::inline_line_broadcast(ctx, data, bytes, root);
             } else {
-              algorithms::one_shot_broadcast(ctx, data, bytes, root);
+              algorithms::rooted_broadcast(ctx, data, bytes, root);
             }
           });
 }

@@ -4,6 +4,7 @@
 // care.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "rankfold/detail/attributes.hpp"
@@ -46,6 +47,28 @@ RANKFOLD_DETAIL_INLINE void store_up_to(std::byte* to, const simd::bytes<Arch>& 
     simd::store<Arch>(to, x);
   } else {
     simd::store_partial<Arch>(to, x, size);
+  }
+}
+
+/// `size` bytes of floats, 0 < size <= 2 registers, as the lower and the upper half of a pair.
+template <class Arch>
+RANKFOLD_DETAIL_INLINE float_pair<Arch> load_pair_up_to(const std::byte* from,
+                                                        std::size_t size) noexcept {
+  constexpr std::size_t width = simd::width_bytes<Arch>;
+  float_pair<Arch> x{simd::cast<float>(load_up_to<Arch>(from, size)),
+                     simd::batch<Arch, float>(0.0F)};
+  if (size > width) {
+    x.second = simd::cast<float>(load_up_to<Arch>(from + width, size - width));
+  }
+  return x;
+}
+template <class Arch>
+RANKFOLD_DETAIL_INLINE void store_pair_up_to(std::byte* to, const float_pair<Arch>& x,
+                                             std::size_t size) noexcept {
+  constexpr std::size_t width = simd::width_bytes<Arch>;
+  store_up_to<Arch>(to, simd::cast<std::uint8_t>(x.first), size);
+  if (size > width) {
+    store_up_to<Arch>(to + width, simd::cast<std::uint8_t>(x.second), size - width);
   }
 }
 

@@ -22,6 +22,9 @@ namespace detail {
 
 // ---- Policies: value load(bytes), value combine(value, value), bytes store(value) ----
 //
+// `load` may take a pair of registers of float, and `store` give one, where 16-bit floats would be
+// a register of bytes.
+//
 // All of a policy's members are copied into registers once a call.
 
 template <class Arch, class U>
@@ -200,18 +203,10 @@ struct float_order_policy {
   }
 };
 
-// The 16-bit floats, in registers of float.
-template <class Arch, class Op, class Half>
-struct half_policy {
+// The 16-bit floats, in registers of float: what does not depend on where they come from and go to.
+template <class Arch, class Op>
+struct half_arithmetic {
   using value = float_pair<Arch>;
-  using half = half_batch<Arch, Half>;
-  average_step<float> finish;
-  RANKFOLD_DETAIL_INLINE bool is_average() const noexcept {
-    return finish.how != average_step<float>::kind::none;
-  }
-  RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
-    return half::unpack(x);
-  }
   RANKFOLD_DETAIL_INLINE value combine(const value& a, const value& b) const noexcept {
     if constexpr (std::is_same_v<Op, sum>) {
       return {a.first + b.first, a.second + b.second};
@@ -227,12 +222,56 @@ struct half_policy {
   RANKFOLD_DETAIL_INLINE value settle(const value& x) const noexcept {
     return {canonical_nan(x.first), canonical_nan(x.second)};
   }
+};
+
+// From 16-bit floats to 16-bit floats.
+template <class Arch, class Op, class Half>
+struct half_policy : half_arithmetic<Arch, Op> {
+  using value = float_pair<Arch>;
+  using half = half_batch<Arch, Half>;
+  average_step<float> finish;
+  RANKFOLD_DETAIL_INLINE bool is_average() const noexcept {
+    return finish.how != average_step<float>::kind::none;
+  }
+  RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
+    return half::unpack(x);
+  }
   RANKFOLD_DETAIL_INLINE value average(const value& x) const noexcept
     requires std::is_same_v<Op, sum>
   {
     return {finish(x.first), finish(x.second)};
   }
   RANKFOLD_DETAIL_INLINE simd::bytes<Arch> store(const value& x) const noexcept {
+    return half::pack(x);
+  }
+};
+
+// From 16-bit floats to float, unrounded.
+template <class Arch, class Op, class Half>
+struct half_widening_policy : half_arithmetic<Arch, Op> {
+  using value = float_pair<Arch>;
+  using half = half_batch<Arch, Half>;
+  RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
+    return half::unpack(x);
+  }
+  RANKFOLD_DETAIL_INLINE value store(value x) const noexcept {
+    if constexpr (half::in_pairs) {
+      simd::interleave(x.first, x.second);
+    }
+    return x;
+  }
+};
+
+// From float to 16-bit floats. The lanes stay in order until they are packed.
+template <class Arch, class Op, class Half>
+struct half_narrowing_policy : half_policy<Arch, Op, Half> {
+  using value = float_pair<Arch>;
+  using half = half_batch<Arch, Half>;
+  RANKFOLD_DETAIL_INLINE value load(const value& x) const noexcept { return x; }
+  RANKFOLD_DETAIL_INLINE simd::bytes<Arch> store(value x) const noexcept {
+    if constexpr (half::in_pairs) {
+      simd::deinterleave(x.first, x.second);
+    }
     return half::pack(x);
   }
 };
@@ -275,6 +314,64 @@ struct half_order_policy {
 };
 
 // ---- Driver ----
+//
+// Sizes and offsets count the bytes of the smaller one of the two types; a pair of registers of
+// float has twice as many.
+
+template <class Arch, class Policy>
+inline constexpr bool loads_pair_v =
+    requires(const Policy& policy, const float_pair<Arch>& x) { policy.load(x); };
+
+/// The value of the register at `offset`.
+template <class Arch, class Policy>
+RANKFOLD_DETAIL_INLINE typename Policy::value load_at(const Policy& policy, const std::byte* from,
+                                                      std::size_t offset) noexcept {
+  if constexpr (loads_pair_v<Arch, Policy>) {
+    const std::byte* const pair = from + 2 * offset;
+    return policy.load({simd::cast<float>(simd::load<Arch>(pair)),
+                        simd::cast<float>(simd::load<Arch>(pair + simd::width_bytes<Arch>))});
+  } else {
+    return policy.load(simd::load<Arch>(from + offset));
+  }
+}
+
+/// The same of `size` bytes, 0 < size <= width.
+template <class Arch, class Policy>
+RANKFOLD_DETAIL_INLINE typename Policy::value load_tail_at(const Policy& policy,
+                                                           const std::byte* from,
+                                                           std::size_t offset,
+                                                           std::size_t size) noexcept {
+  if constexpr (loads_pair_v<Arch, Policy>) {
+    return policy.load(load_pair_up_to<Arch>(from + 2 * offset, 2 * size));
+  } else {
+    return policy.load(load_up_to<Arch>(from + offset, size));
+  }
+}
+
+template <class Arch>
+RANKFOLD_DETAIL_INLINE void store_at(std::byte* to, std::size_t offset,
+                                     const simd::bytes<Arch>& x) noexcept {
+  simd::store<Arch>(to + offset, x);
+}
+template <class Arch>
+RANKFOLD_DETAIL_INLINE void store_at(std::byte* to, std::size_t offset,
+                                     const float_pair<Arch>& x) noexcept {
+  std::byte* const pair = to + 2 * offset;
+  simd::store<Arch>(pair, simd::cast<std::uint8_t>(x.first));
+  simd::store<Arch>(pair + simd::width_bytes<Arch>, simd::cast<std::uint8_t>(x.second));
+}
+
+/// Of `size` bytes, 0 < size <= width.
+template <class Arch>
+RANKFOLD_DETAIL_INLINE void store_tail_at(std::byte* to, std::size_t offset,
+                                          const simd::bytes<Arch>& x, std::size_t size) noexcept {
+  store_up_to<Arch>(to + offset, x, size);
+}
+template <class Arch>
+RANKFOLD_DETAIL_INLINE void store_tail_at(std::byte* to, std::size_t offset,
+                                          const float_pair<Arch>& x, std::size_t size) noexcept {
+  store_pair_up_to<Arch>(to + 2 * offset, x, 2 * size);
+}
 
 /// The tree over the elements at `offset` of N inputs, N at most 4, in one register.
 template <class Arch, int N, class Policy>
@@ -282,7 +379,7 @@ RANKFOLD_DETAIL_INLINE typename Policy::value fold_at(const Policy& policy,
                                                       const std::byte* const* in,
                                                       std::size_t offset) noexcept {
   if constexpr (N == 1) {
-    return policy.load(simd::load<Arch>(in[0] + offset));
+    return load_at<Arch>(policy, in[0], offset);
   } else {
     constexpr int left = N > 2 ? 2 : 1;
     return policy.combine(fold_at<Arch, left>(policy, in, offset),
@@ -292,23 +389,22 @@ RANKFOLD_DETAIL_INLINE typename Policy::value fold_at(const Policy& policy,
 
 /// The same for the `size` elements' bytes that do not fill a register.
 template <class Arch, int N, class Policy>
-RANKFOLD_DETAIL_INLINE typename Policy::value fold_partial_at(const Policy& policy,
-                                                              const std::byte* const* in,
-                                                              std::size_t offset,
-                                                              std::size_t size) noexcept {
+RANKFOLD_DETAIL_INLINE typename Policy::value fold_tail_at(const Policy& policy,
+                                                           const std::byte* const* in,
+                                                           std::size_t offset,
+                                                           std::size_t size) noexcept {
   if constexpr (N == 1) {
-    return policy.load(simd::load_partial<Arch>(in[0] + offset, size));
+    return load_tail_at<Arch>(policy, in[0], offset, size);
   } else {
     constexpr int left = N > 2 ? 2 : 1;
-    return policy.combine(fold_partial_at<Arch, left>(policy, in, offset, size),
-                          fold_partial_at<Arch, N - left>(policy, in + left, offset, size));
+    return policy.combine(fold_tail_at<Arch, left>(policy, in, offset, size),
+                          fold_tail_at<Arch, N - left>(policy, in + left, offset, size));
   }
 }
 
 /// What is to be stored of the result in one register.
 template <class Arch, class Policy>
-RANKFOLD_DETAIL_INLINE simd::bytes<Arch> finish_one(const Policy& policy,
-                                                    typename Policy::value x) noexcept {
+RANKFOLD_DETAIL_INLINE auto finish_one(const Policy& policy, typename Policy::value x) noexcept {
   if constexpr (requires { policy.settle(x); }) {
     x = policy.settle(x);
   }
@@ -322,7 +418,7 @@ RANKFOLD_DETAIL_INLINE simd::bytes<Arch> finish_one(const Policy& policy,
 
 /// Stores four registers; NaNs are rare enough to look for them in all at once.
 template <class Arch, class Policy>
-RANKFOLD_DETAIL_INLINE void store_four(const Policy& policy, std::byte* to,
+RANKFOLD_DETAIL_INLINE void store_four(const Policy& policy, std::byte* to, std::size_t offset,
                                        typename Policy::value a, typename Policy::value b,
                                        typename Policy::value c,
                                        typename Policy::value d) noexcept {
@@ -343,10 +439,10 @@ RANKFOLD_DETAIL_INLINE void store_four(const Policy& policy, std::byte* to,
       d = policy.average(d);
     }
   }
-  simd::store<Arch>(to, policy.store(a));
-  simd::store<Arch>(to + width, policy.store(b));
-  simd::store<Arch>(to + 2 * width, policy.store(c));
-  simd::store<Arch>(to + 3 * width, policy.store(d));
+  store_at<Arch>(to, offset, policy.store(a));
+  store_at<Arch>(to, offset + width, policy.store(b));
+  store_at<Arch>(to, offset + 2 * width, policy.store(c));
+  store_at<Arch>(to, offset + 3 * width, policy.store(d));
 }
 
 /// N inputs, N small: everything stays in registers.
@@ -362,17 +458,17 @@ template <class Arch, int N, class Policy>
   auto* const to = static_cast<std::byte*>(out);
   std::size_t i = 0;
   for (; size - i >= 4 * width; i += 4 * width) {
-    store_four<Arch>(policy, to + i, fold_at<Arch, N>(policy, from, i),
+    store_four<Arch>(policy, to, i, fold_at<Arch, N>(policy, from, i),
                      fold_at<Arch, N>(policy, from, i + width),
                      fold_at<Arch, N>(policy, from, i + 2 * width),
                      fold_at<Arch, N>(policy, from, i + 3 * width));
   }
   for (; size - i >= width; i += width) {
-    simd::store<Arch>(to + i, finish_one<Arch>(policy, fold_at<Arch, N>(policy, from, i)));
+    store_at<Arch>(to, i, finish_one<Arch>(policy, fold_at<Arch, N>(policy, from, i)));
   }
   if (i < size) {
-    const auto last = fold_partial_at<Arch, N>(policy, from, i, size - i);
-    simd::store_partial<Arch>(to + i, finish_one<Arch>(policy, last), size - i);
+    const auto last = fold_tail_at<Arch, N>(policy, from, i, size - i);
+    store_tail_at<Arch>(to, i, finish_one<Arch>(policy, last), size - i);
   }
 }
 
@@ -441,11 +537,11 @@ template <class Arch, class Policy>
     fold_stack<4>(
         policy, n,
         [&](int k, int lane) RANKFOLD_DETAIL_INLINE_LAMBDA {
-          return policy.load(simd::load<Arch>(static_cast<const std::byte*>(in[k]) + i +
-                                              static_cast<std::size_t>(lane) * width));
+          return load_at<Arch>(policy, static_cast<const std::byte*>(in[k]),
+                               i + static_cast<std::size_t>(lane) * width);
         },
         top);
-    store_four<Arch>(policy, to + i, top[0], top[1], top[2], top[3]);
+    store_four<Arch>(policy, to, i, top[0], top[1], top[2], top[3]);
   }
   while (i < size) {
     const std::size_t step = size - i < width ? size - i : width;
@@ -453,11 +549,10 @@ template <class Arch, class Policy>
     fold_stack<1>(
         policy, n,
         [&](int k, int) RANKFOLD_DETAIL_INLINE_LAMBDA {
-          const auto* const from = static_cast<const std::byte*>(in[k]) + i;
-          return policy.load(load_up_to<Arch>(from, step));
+          return load_tail_at<Arch>(policy, static_cast<const std::byte*>(in[k]), i, step);
         },
         top);
-    store_up_to<Arch>(to + i, finish_one<Arch>(policy, top[0]), step);
+    store_tail_at<Arch>(to, i, finish_one<Arch>(policy, top[0]), step);
     i += step;
   }
 }
@@ -477,25 +572,34 @@ RANKFOLD_DETAIL_INLINE void fold_batches(const Policy& policy, const void* const
 
 // ---- From operator and type to policy ----
 
-/// The policy object of `Op` over `T` with n operands.
-template <class Arch, class Op, class T>
-RANKFOLD_DETAIL_INLINE auto fold_policy([[maybe_unused]] int n) noexcept {
+/// The policy object of `Op` from elements of `From` to elements of `To`: the same type, or a
+/// 16-bit float and float. `avg` divides by `divisor`.
+template <class Arch, class Op, class From, class To>
+RANKFOLD_DETAIL_INLINE auto fold_policy([[maybe_unused]] int divisor) noexcept {
+  using T = To;
   constexpr bool is_max = std::is_same_v<Op, max>;
   constexpr bool is_order = is_max || std::is_same_v<Op, min>;
   constexpr bool is_avg = std::is_same_v<Op, avg>;
-  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
+  if constexpr (sizeof(From) < sizeof(To)) {
+    return half_widening_policy<Arch, Op, From>{};
+  } else if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
     if constexpr (is_order) {
       return float_order_policy<Arch, T>{is_max ? -T{0} : T{0}};
     } else {
       using step = std::conditional_t<is_avg, sum, Op>;
-      return float_policy<Arch, step, T>{average_step<T>::of(is_avg ? n : 0)};
+      return float_policy<Arch, step, T>{average_step<T>::of(is_avg ? divisor : 0)};
     }
   } else if constexpr (is_floating_v<T>) {
     if constexpr (is_order) {
       return half_order_policy<Arch>::template of<T>(is_max);
     } else {
       using step = std::conditional_t<is_avg, sum, Op>;
-      return half_policy<Arch, step, T>{average_step<float>::of(is_avg ? n : 0)};
+      const half_policy<Arch, step, T> policy{{}, average_step<float>::of(is_avg ? divisor : 0)};
+      if constexpr (std::is_same_v<From, To>) {
+        return policy;
+      } else {
+        return half_narrowing_policy<Arch, step, T>{policy};
+      }
     }
   } else if constexpr (std::is_same_v<T, bool> || std::is_same_v<Op, logical_and> ||
                        std::is_same_v<Op, logical_or>) {
@@ -535,6 +639,18 @@ RANKFOLD_DETAIL_INLINE auto fold_policy([[maybe_unused]] int n) noexcept {
 template <class Arch, class T>
 inline constexpr bool folds_in_batches_v =
     simd::has_batch_v<Arch, std::uint8_t> && (!is_floating_v<T> || simd::has_batch_v<Arch, double>);
+
+/// The fold of a built-in operator in whatever way `Arch` has; see `fold_policy`.
+template <class Arch, class Op, class From, class To>
+RANKFOLD_DETAIL_INLINE void fold_builtin(const void* const* in, int n, int divisor, void* out,
+                                         std::size_t count) noexcept {
+  if constexpr (folds_in_batches_v<Arch, To>) {
+    constexpr std::size_t size = sizeof(From) < sizeof(To) ? sizeof(From) : sizeof(To);
+    fold_batches<Arch>(fold_policy<Arch, Op, From, To>(divisor), in, n, out, count * size);
+  } else {
+    fold_elements<Arch, Op, From, To>(in, n, divisor, out, count);
+  }
+}
 
 }  // namespace detail
 RANKFOLD_END_NAMESPACE

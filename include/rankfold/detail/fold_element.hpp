@@ -192,9 +192,9 @@ struct element_fold<Arch, Op, T> {
     }
   }
 
-  RANKFOLD_DETAIL_INLINE static void store(std::byte* to, value x, int n) noexcept {
+  RANKFOLD_DETAIL_INLINE static void store(std::byte* to, value x, int divisor) noexcept {
     if constexpr (std::is_same_v<Op, avg>) {
-      x /= static_cast<value>(n);
+      x /= static_cast<value>(divisor);
     }
     if constexpr (std::is_same_v<T, value>) {
       const bits pattern = is_nan(x) ? float_layout<T>::quiet_nan : __builtin_bit_cast(bits, x);
@@ -220,19 +220,20 @@ Value fold_tree(const Load& load, const Combine& combine, int first, int n) {
   return combine(a, fold_tree<Arch, Value>(load, combine, first + left, n - left));
 }
 
-/// The fold of a built-in operator, element by element.
-template <class Arch, class Op, class T>
-void fold_elements(const void* const* in, int n, void* out, std::size_t count) noexcept {
-  using element = element_fold<Arch, Op, T>;
-  using value = typename element::value;
+/// The fold of a built-in operator, element by element, from elements of From to elements of To,
+/// which are folded in one type. `avg` divides by `divisor`.
+template <class Arch, class Op, class From, class To>
+void fold_elements(const void* const* in, int n, int divisor, void* out,
+                   std::size_t count) noexcept {
+  using source = element_fold<Arch, Op, From>;
+  using value = typename source::value;
   for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t offset = i * sizeof(T);
     const auto load = [&](int k) {
-      return element::load(static_cast<const std::byte*>(in[k]) + offset);
+      return source::load(static_cast<const std::byte*>(in[k]) + i * sizeof(From));
     };
-    const auto combine = [](value a, value b) { return element::combine(a, b); };
-    element::store(static_cast<std::byte*>(out) + offset,
-                   fold_tree<Arch, value>(load, combine, 0, n), n);
+    const auto combine = [](value a, value b) { return source::combine(a, b); };
+    element_fold<Arch, Op, To>::store(static_cast<std::byte*>(out) + i * sizeof(To),
+                                      fold_tree<Arch, value>(load, combine, 0, n), divisor);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,17 @@ inline std::string duration_text(std::chrono::milliseconds time) {
     text.resize(text.find_last_not_of('0') + 1);
   }
   return text + " s";
+}
+
+/// What the exception says that is being handled.
+inline std::string text_of_current_exception() {
+  try {
+    throw;
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an exception of unknown type";
+  }
 }
 
 /// `text` without "rankfold: " in front, to become part of another message.

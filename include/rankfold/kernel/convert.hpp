@@ -44,7 +44,6 @@ void convert(const void* in, void* out, std::size_t count) noexcept {
     }
   } else {
     using half = detail::half_batch<Arch, std::conditional_t<std::is_same_v<To, float>, From, To>>;
-    using floats = simd::batch<Arch, float>;
     constexpr std::size_t width = simd::width_bytes<Arch>;  // of a register of 16-bit floats
     const std::size_t half_size = 2 * count;
     for (std::size_t i = 0; i < half_size; i += width) {
@@ -55,23 +54,14 @@ void convert(const void* in, void* out, std::size_t count) noexcept {
         if constexpr (half::in_pairs) {
           simd::interleave(x.first, x.second);
         }
-        detail::store_up_to<Arch>(to + 2 * i, simd::cast<std::uint8_t>(x.first), 2 * left);
-        if (2 * left > width) {
-          detail::store_up_to<Arch>(to + 2 * i + width, simd::cast<std::uint8_t>(x.second),
-                                    2 * left - width);
-        }
+        detail::store_pair_up_to<Arch>(to + 2 * i, x, 2 * left);
       } else {
-        floats first = simd::cast<float>(detail::load_up_to<Arch>(from + 2 * i, 2 * left));
-        floats second(0.0F);
-        if (2 * left > width) {
-          second =
-              simd::cast<float>(detail::load_up_to<Arch>(from + 2 * i + width, 2 * left - width));
-        }
+        auto x = detail::load_pair_up_to<Arch>(from + 2 * i, 2 * left);
         if constexpr (half::in_pairs) {
-          simd::deinterleave(first, second);
+          simd::deinterleave(x.first, x.second);
         }
         detail::store_up_to<Arch>(
-            to + i, half::pack({detail::canonical_nan(first), detail::canonical_nan(second)}),
+            to + i, half::pack({detail::canonical_nan(x.first), detail::canonical_nan(x.second)}),
             left);
       }
     }

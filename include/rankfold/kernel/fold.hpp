@@ -54,12 +54,7 @@ template <class Arch, class Op, class T>
 void fold(const void* op, const void* const* in, int n, void* out,
           std::size_t count) noexcept(builtin_operator<Op>) {
   if constexpr (builtin_operator<Op>) {
-    if constexpr (detail::folds_in_batches_v<Arch, T>) {
-      detail::fold_batches<Arch>(detail::fold_policy<Arch, Op, T>(n), in, n, out,
-                                 count * sizeof(T));
-    } else {
-      detail::fold_elements<Arch, Op, T>(in, n, out, count);
-    }
+    detail::fold_builtin<Arch, Op, T, T>(in, n, n, out, count);
   } else {
     detail::fold_elements_user<Arch, Op, T>(*static_cast<const Op*>(op), in, n, out, count);
   }
@@ -77,6 +72,11 @@ constexpr fold_function fold_for() noexcept {
   }
 }
 
+[[noreturn]] inline void throw_undefined_fold(dtype type, reduction operation) {
+  throw std::invalid_argument("rankfold: the operator " + std::string(name_of(operation)) +
+                              " is not defined for elements of type " + std::string(name_of(type)));
+}
+
 /// The same for a type and an operator known only at run time. Instantiates all of them: call it
 /// from few translation units.
 ///
@@ -88,9 +88,7 @@ fold_function fold_for(dtype type, reduction operation) {
       if constexpr (supports_v<Op, T>) {
         return &fold<Arch, Op, T>;
       } else {
-        throw std::invalid_argument("rankfold: the operator " + std::string(name_of(operation)) +
-                                    " is not defined for elements of type " +
-                                    std::string(name_of(type)));
+        throw_undefined_fold(type, operation);
       }
     });
   });

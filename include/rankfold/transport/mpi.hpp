@@ -4,7 +4,8 @@
 #pragma once
 
 #if !__has_include(<mpi.h>)
-#  error "rankfold/transport/mpi.hpp needs <mpi.h>: pkg-config ompi or mpich has the flags, mpicxx knows them"
+#  error \
+      "rankfold/transport/mpi.hpp needs <mpi.h>: pkg-config ompi or mpich has the flags, mpicxx knows them"
 #endif
 
 #include <algorithm>
@@ -91,11 +92,13 @@ inline const char* mpi_level_name(int level) noexcept {
 /// A share in memory that is never given back: for what MPI may use as long as the process lives.
 /// Takes no memory itself.
 inline void keep_for_ever(std::shared_ptr<const void> memory) noexcept {
-  union {
+  union never_destroyed {
+    explicit never_destroyed(std::shared_ptr<const void>&& taken) noexcept
+        : share(std::move(taken)) {}
+    ~never_destroyed() {}
     std::shared_ptr<const void> share;
-    char unused;
   };
-  new (&share) std::shared_ptr<const void>(std::move(memory));
+  [[maybe_unused]] const never_destroyed kept(std::move(memory));
 }
 
 /// What all transports of this process share: whether MPI is there, which threads may call it, and
@@ -255,6 +258,10 @@ class mpi_process {
 
   /// Lets kept transfers end, for a second at most; whether all have.
   bool settle() noexcept {
+    {
+      const std::lock_guard lock(kept_mutex_);
+      for (kept& k : kept_) k.owner = nullptr;
+    }
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
     while (poll() != 0) {
       if (std::chrono::steady_clock::now() >= until) return false;
@@ -271,12 +278,7 @@ class mpi_process {
   /// At exit, where rankfold has initialised MPI.
   void finalize() noexcept {
     std::unique_lock<std::mutex> lock;
-    if (failed_ || !try_turn(lock)) return;
-    {
-      const std::lock_guard kept_lock(kept_mutex_);
-      for (kept& k : kept_) k.owner = nullptr;
-    }
-    if (settle()) MPI_Finalize();
+    if (!failed_ && try_turn(lock) && settle()) MPI_Finalize();
   }
 
   std::mutex start_;
@@ -397,7 +399,7 @@ class mpi_transport {
     if (comm == MPI_COMM_NULL) {
       throw std::invalid_argument("rankfold: mpi_transport::from: the communicator is null");
     }
-    (void)detail::checked_segment_bytes(options.workspace_bytes);
+    (void)detail::checked_segment_bytes(options.workspace_bytes, 1);
     detail::mpi_process& process = detail::mpi_process::instance();
     process.start();
     auto link = std::make_shared<detail::mpi_link>();
@@ -436,6 +438,47 @@ class mpi_transport {
     return mpi_transport(std::move(made));
   }
 
+  /// The transport of a group of this one's ranks; see splittable_transport. Does not wait: the
+  /// group's messages go over the same duplicate of the communicator, told apart by their tags,
+  /// which follow from `key`. `options` are not needed.
+  ///
+  /// Two groups may get the same tags; with MPI's usual range of tags (2^28 and more) one pair in
+  /// 16 million does. Packets carry `context_key`, so that this is an error, not wrong data.
+  ///
+  /// Throws: `std::invalid_argument` for members that are no ranks of this transport, or a rank
+  /// that
+  ///         is not this one's place among them.
+  mpi_transport child(std::span<const int> members, int rank, std::string_view key,
+                      const child_options& /*options*/ = {}) const {
+    auto made = std::make_unique<group>();
+    detail::check_rank(rank, static_cast<int>(members.size()));
+    for (const int member : members) {
+      if (member < 0 || member >= size()) {
+        throw std::invalid_argument("rankfold: mpi_transport::child: member " +
+                                    std::to_string(member) + " is no rank of the " +
+                                    std::to_string(size()) + " that there are");
+      }
+      made->members.push_back(world_rank(member));
+    }
+    if (members[static_cast<std::size_t>(rank)] != this->rank()) {
+      throw std::invalid_argument("rankfold: mpi_transport::child: rank " + std::to_string(rank) +
+                                  " of the group is member " +
+                                  std::to_string(members[static_cast<std::size_t>(rank)]) +
+                                  ", but this is rank " + std::to_string(this->rank()));
+    }
+    std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+    for (const char c : key) {
+      hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    }
+    made->link = group_->link;
+    made->rank = rank;
+    // Range 0 belongs to the root.
+    made->first_tag = static_cast<int>(1 + (hash >> 32) % (made->link->slots - 1)) * tags;
+    made->context_key = hash;
+    made->workspace_bytes = group_->workspace_bytes;
+    return mpi_transport(std::move(made));
+  }
+
   mpi_transport(mpi_transport&&) noexcept = default;
   mpi_transport& operator=(mpi_transport&& other) noexcept {
     mpi_transport taken(std::move(other));
@@ -459,6 +502,8 @@ class mpi_transport {
   int size() const noexcept { return static_cast<int>(group_->members.size()); }
   std::string_view name() const noexcept { return "mpi"; }
   std::size_t workspace_bytes() const noexcept { return group_->workspace_bytes; }
+  /// Tells the packets of this group from those of others.
+  std::uint64_t context_key() const noexcept { return group_->context_key; }
   /// MPI_THREAD_MULTIPLE or what else MPI gives.
   int thread_level() const noexcept { return detail::mpi_process::instance().level(); }
   /// Always alive: MPI cannot tell.
@@ -466,20 +511,20 @@ class mpi_transport {
 
   request send(int peer, int channel, const std::byte* data, std::size_t bytes) {
     const auto turn = enter("MPI_Isend");
-    return start(
-        "MPI_Isend", peer, /*receives=*/false, bytes,
-        [&](int count, MPI_Datatype type, MPI_Request* handle) {
-          return MPI_Isend(data, count, type, world_rank(peer), tag(channel), comm(), handle);
-        });
+    return start("MPI_Isend", peer, /*receives=*/false, bytes,
+                 [&](int count, MPI_Datatype type, MPI_Request* handle) {
+                   return MPI_Isend(data, count, type, world_rank(peer), tag(channel), comm(),
+                                    handle);
+                 });
   }
 
   request receive(int peer, int channel, std::byte* data, std::size_t bytes) {
     const auto turn = enter("MPI_Irecv");
-    return start(
-        "MPI_Irecv", peer, /*receives=*/true, bytes,
-        [&](int count, MPI_Datatype type, MPI_Request* handle) {
-          return MPI_Irecv(data, count, type, world_rank(peer), tag(channel), comm(), handle);
-        });
+    return start("MPI_Irecv", peer, /*receives=*/true, bytes,
+                 [&](int count, MPI_Datatype type, MPI_Request* handle) {
+                   return MPI_Irecv(data, count, type, world_rank(peer), tag(channel), comm(),
+                                    handle);
+                 });
   }
 
   bool done(request& r) {
@@ -500,7 +545,9 @@ class mpi_transport {
     detail::mpi_process& process = detail::mpi_process::instance();
     process.fail();
     try {
-      auto copy = std::make_shared<const std::vector<std::byte>>(notice.begin(), notice.end());
+      auto copy = std::make_shared<std::vector<std::byte>>(key_bytes + notice.size());
+      std::memcpy(copy->data(), &group_->context_key, key_bytes);
+      std::copy(notice.begin(), notice.end(), copy->begin() + key_bytes);
       std::unique_lock<std::mutex> turn;
       if (process.try_turn(turn)) return send_notice(std::move(copy));
       const std::lock_guard lock(group_->queue_mutex);
@@ -534,15 +581,20 @@ class mpi_transport {
       g.hearing = request(handle, static_cast<int>(at - g.members.begin()), true, g.heard->size());
     }
     if (!test(g.hearing)) return 0;
+    const std::shared_ptr<std::vector<std::byte>> notice = std::move(g.heard);
+    if (notice->size() < key_bytes || std::memcmp(notice->data(), &g.context_key, key_bytes) != 0) {
+      return 0;  // of another group, which has the same tags
+    }
     detail::mpi_process::instance().fail();
-    const std::size_t bytes = (std::min)(room.size(), g.heard->size());
-    if (bytes != 0) std::memcpy(room.data(), g.heard->data(), bytes);
+    const std::size_t bytes = (std::min)(room.size(), notice->size() - key_bytes);
+    if (bytes != 0) std::memcpy(room.data(), notice->data() + key_bytes, bytes);
     return bytes;
   }
 
  private:
   static constexpr int tags = channels + 1;  // the last one for notices
   static constexpr int nobody = -1;
+  static constexpr std::size_t key_bytes = sizeof(std::uint64_t);
   static constexpr std::size_t most_bytes = std::numeric_limits<int>::max();
   static constexpr std::size_t block_bytes = std::size_t{1} << 30;
   static constexpr std::chrono::microseconds between_looks{20};
@@ -553,6 +605,7 @@ class mpi_transport {
     std::vector<int> members;  // as ranks of the link
     int rank = 0;
     int first_tag = 0;
+    std::uint64_t context_key = 0;
     std::size_t workspace_bytes = 0;
     unsigned calls = 0;
 
@@ -703,6 +756,6 @@ class mpi_transport {
 
   std::unique_ptr<group> group_;
 };
-static_assert(message_transport<mpi_transport>);
+static_assert(message_transport<mpi_transport> && splittable_transport<mpi_transport>);
 
 RANKFOLD_END_NAMESPACE

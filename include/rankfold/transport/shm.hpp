@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -87,8 +88,8 @@ class shm_transport {
   /// key. Throws:     as from_environment.
   static shm_transport connect(std::string_view key, int rank, int size, shm_options options = {}) {
     detail::check_rank(rank, size);
-    const std::size_t bytes = detail::checked_segment_bytes(options.workspace_bytes);
-    shm_transport made(rank, size, bytes);
+    const std::size_t bytes = detail::checked_segment_bytes(options.workspace_bytes, size);
+    shm_transport made(rank, size, bytes, options);
     meeting participant(made);
     if (size == 1) {
       participant.create();
@@ -132,6 +133,19 @@ class shm_transport {
     }
     // Once more: it may have left and ended between the two looks.
     return detail::has_left(segment(rank)) ? peer_state::left : peer_state::died;
+  }
+
+  /// The transport of a group: its members meet as those of `connect` do. Where this one's ranks
+  /// met at a path, the group's meet beside it.
+  shm_transport child(std::span<const int> members, int rank, std::string_view key,
+                      const child_options& options) const {
+    shm_options how;
+    how.workspace_bytes = workspace_bytes_;
+    how.timeout = options.timeout;
+    how.socket_path = child_path(key);
+    how.interrupt = options.interrupt;
+    return connect("group " + std::string(key), rank, static_cast<int>(members.size()),
+                   std::move(how));
   }
 
   /// Whether this is of use: not moved from, and not the copy of a forked child.
@@ -274,19 +288,38 @@ class shm_transport {
     shm_transport& transport_;
   };
 
-  shm_transport(int rank, int size, std::size_t segment_bytes)
+  shm_transport(int rank, int size, std::size_t segment_bytes, const shm_options& options)
       : rank_(rank),
         size_(size),
         segment_bytes_(segment_bytes),
+        workspace_bytes_(options.workspace_bytes),
+        socket_path_(options.socket_path),
         generation_(detail::fork_generation()),
         ranks_(static_cast<std::size_t>(size)) {}
 
   rank_entry& entry(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
 
+  /// "<path>-<key>", with as much of the key as a socket's name has room for; empty for no path.
+  std::string child_path(std::string_view key) const {
+    constexpr std::size_t most = detail::socket_address::max_path_bytes;
+    constexpr std::size_t least_digits = 8;
+    if (socket_path_.empty()) return {};
+    if (socket_path_.size() + 1 + least_digits > most) {
+      throw std::invalid_argument(
+          "rankfold: shm_options::socket_path is too long for the sockets of groups, which have a "
+          "longer name: " +
+          std::to_string(socket_path_.size()) + " bytes, expected at most " +
+          std::to_string(most - 1 - least_digits));
+    }
+    return socket_path_ + "-" + std::string(key.substr(0, most - 1 - socket_path_.size()));
+  }
+
   void swap(shm_transport& other) noexcept {
     std::swap(rank_, other.rank_);
     std::swap(size_, other.size_);
     std::swap(segment_bytes_, other.segment_bytes_);
+    std::swap(workspace_bytes_, other.workspace_bytes_);
+    std::swap(socket_path_, other.socket_path_);
     std::swap(generation_, other.generation_);
     std::swap(life_, other.life_);
     std::swap(ranks_, other.ranks_);
@@ -295,10 +328,12 @@ class shm_transport {
   int rank_;
   int size_;
   std::size_t segment_bytes_;
+  std::size_t workspace_bytes_;
+  std::string socket_path_;  // where the ranks have met, for groups
   unsigned generation_;
   detail::private_descriptor life_;  // destroyed after the mark in the destructor
   std::vector<rank_entry> ranks_;    // empty when moved from
 };
-static_assert(memory_transport<shm_transport>);
+static_assert(memory_transport<shm_transport> && splittable_transport<shm_transport>);
 
 RANKFOLD_END_NAMESPACE

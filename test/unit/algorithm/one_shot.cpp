@@ -34,8 +34,8 @@ TEST_CASE("one_shot takes one step a chunk, and one for nothing", "[algorithm][o
 }
 
 TEST_CASE("elements_in gives whole lines where they fit", "[algorithm][one_shot]") {
-  CHECK(algorithms::elements_in(1024, 4) == 256);
-  CHECK(algorithms::elements_in(1000, 4) == 240);
-  CHECK(algorithms::elements_in(60, 4) == 15);
-  CHECK(algorithms::elements_in(3, 4) == 0);
+  CHECK(detail::elements_in(1024, 4) == 256);
+  CHECK(detail::elements_in(1000, 4) == 240);
+  CHECK(detail::elements_in(60, 4) == 15);
+  CHECK(detail::elements_in(3, 4) == 0);
 }

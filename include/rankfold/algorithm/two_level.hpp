@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// all_reduce over several hosts: reduce-scatter inside each host, an exchange of partial folds
+// between hosts on all rails at the same time, all-gather inside each host; pipelined in chunks, so
+// that memory and network work at the same time.
+//
+// Two levels as in Karonis et al. 2000, Exploiting Hierarchy in Parallel Computer Networks to
+// Optimize Collective Operation Performance; the fold keeps the canonical tree: a host ships one
+// partial fold for each largest subtree of the tree whose ranks it holds.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "rankfold/detail/canonical_tree.hpp"
+#include "rankfold/detail/config.hpp"
+#include "rankfold/detail/partition.hpp"
+#include "rankfold/kernel/copy.hpp"
+#include "rankfold/kernel/partial.hpp"
+#include "rankfold/kernel/reducer.hpp"
+
+RANKFOLD_BEGIN_NAMESPACE
+
+namespace algorithms {
+
+/// One call of two_level_all_reduce. `carriers` ranks a host, the first ones, have a slice of every
+/// chunk each, which they fold for their host and exchange on their rail; the others only stage
+/// their data and fetch the result.
+///
+/// In round c a rank stages chunk c and, if it is a carrier, its slice of the result of an earlier
+/// chunk, in one local step; a carrier then completes what its rail began in round c - 1, and folds
+/// and sends chunk c, which travels while round c + 1 stages.
+///
+/// On the rail, each carrier sends all others its partials, and all do the last folds. Where that
+/// would be much (`scattered`), it sends each its share of the slice only, and the results go round
+/// in a second step, together with the next chunk's partials.
+template <class Context>
+class two_level {
+ public:
+  two_level(Context& ctx, const kernel::reducer& reducer, const kernel::partial_reducer& partial,
+            const void* in, void* out, std::size_t count)
+      : ctx_(ctx),
+        local_(ctx.local()),
+        reducer_(reducer),
+        partial_(partial),
+        in_(static_cast<const std::byte*>(in)),
+        out_(static_cast<std::byte*>(out)),
+        count_(count),
+        size_(reducer.element_size),
+        line_(detail::elements_per_line(size_)),
+        hosts_(ctx.layout().hosts()),
+        host_(static_cast<std::size_t>(
+            ctx.layout().host_of[static_cast<std::size_t>(ctx.transport().rank())])),
+        place_(static_cast<std::size_t>(local_.rank())),
+        units_(ctx.tree().most_units()) {
+    const std::size_t bytes = count * size_;
+    carriers_ = bytes <= ctx.tuning().one_rail_max_bytes ? 1 : ctx.layout().rails();
+    carries_ = place_ < carriers_;
+    scattered_ = hosts_ > 2 && (hosts_ - 1) * (bytes / carriers_) > ctx.tuning().one_shot_max_bytes;
+    // A local half holds a chunk, one slice a carrier, and one slice of a result; the rail's holds
+    // the partials of a slice and a share of a result.
+    const std::size_t local_room = local_.half_bytes() / ((carriers_ + 1) * size_);
+    const std::size_t rail_room = ctx.half_bytes() / ((units_ + 1) * partial_.size);
+    const std::size_t wanted = ctx.tuning().chunk_bytes / (carriers_ * size_);
+    slice_limit_ = (std::min)({local_room, rail_room, (std::max)(wanted, line_)});
+    // Whole lines a share, too.
+    const std::size_t grain = scattered_ ? line_ * hosts_ : line_;
+    slice_limit_ = (std::max)(detail::round_down(slice_limit_, grain), scattered_ ? grain : line_);
+    share_limit_ = scattered_ ? slice_limit_ / hosts_ : slice_limit_;
+    chunk_ = slice_limit_ * carriers_;
+    chunks_ = (count + chunk_ - 1) / chunk_;
+    lag_ = scattered_ ? 2 : 1;
+  }
+
+  void run() {
+    if (chunks_ == 0) return meet();
+    for (std::size_t round = 0; round <= chunks_ + lag_; ++round) {
+      if (round < chunks_ || round > lag_) share_inside(round);
+      if (!carries_) continue;
+      if (round >= 1 && round < chunks_ + lag_) receive(round - 1);
+      if (round < chunks_ + lag_ - 1) send(round);
+    }
+  }
+
+ private:
+  struct bounds {
+    std::size_t begin;
+    std::size_t count;
+  };
+
+  /// The slice of chunk c that carrier q has.
+  bounds slice(std::size_t c, std::size_t q) const {
+    const std::size_t begin = c * chunk_;
+    const detail::slice s =
+        detail::slice_of((std::min)(chunk_, count_ - begin), carriers_, q, line_);
+    return {begin + s.begin, s.count};
+  }
+
+  /// The share of one's own slice of chunk c that host h completes; all of it, unless scattered.
+  bounds share(std::size_t c, std::size_t h) const {
+    const bounds all = slice(c, place_);
+    if (!scattered_) return all;
+    const detail::slice s = detail::slice_of(all.count, hosts_, h, line_);
+    return {all.begin + s.begin, s.count};
+  }
+
+  /// Nothing to fold, but every call is a meeting of all.
+  void meet() {
+    local_.next_step();
+    local_.publish();
+    if (place_ == 0) {
+      local_.wait_all();
+      auto& rail = *ctx_.rail();
+      rail.next_step();
+      rail.publish();
+      rail.wait_all();
+    }
+    local_.next_step();
+    local_.publish();
+    if (place_ != 0) local_.wait(0);
+  }
+
+  /// The local step: chunk `round` goes in, and the result of an earlier one comes out.
+  void share_inside(std::size_t round) {
+    local_.next_step();
+    if (round < chunks_) {
+      for (std::size_t q = 0; q < carriers_; ++q) {
+        if (q == place_) continue;
+        const bounds s = slice(round, q);
+        kernel::copy(local_.half(local_.rank()) + q * slice_limit_ * size_, in_ + s.begin * size_,
+                     s.count * size_);
+      }
+    }
+    local_.publish();
+    // Who carries writes into the half to come, so that all must have come to this one.
+    if (carries_ && round < chunks_ + lag_) {
+      local_.wait_all();
+    } else if (round > lag_) {
+      for (std::size_t q = 0; q < carriers_; ++q) {
+        if (q != place_) local_.wait(static_cast<int>(q));
+      }
+    }
+    if (round <= lag_) return;
+    for (std::size_t q = 0; q < carriers_; ++q) {
+      if (q == place_) continue;
+      const bounds s = slice(round - lag_ - 1, q);
+      kernel::copy(out_ + s.begin * size_, local_.half(static_cast<int>(q)) + result_offset(),
+                   s.count * size_);
+    }
+  }
+
+  /// Where a slice of a result lies in a local half.
+  std::size_t result_offset() const { return chunk_ * size_; }
+  /// Where the partials for a host, and of its unit u, lie in a rail's half.
+  std::size_t partial_offset(std::size_t h, std::size_t u) const {
+    return ((scattered_ ? h * units_ : 0) + u) * share_limit_ * partial_.size;
+  }
+  /// Where a share of a result lies in a rail's half.
+  std::size_t final_offset() const { return units_ * slice_limit_ * partial_.size; }
+
+  /// Folds chunk `round` for this host and sends the partials, and with them the share of a result.
+  void send(std::size_t round) {
+    auto& rail = *ctx_.rail();
+    rail.next_step();
+    if (round < chunks_) {
+      for (std::size_t h = 0; h < (scattered_ ? hosts_ : 1); ++h) {
+        const bounds s = share(round, h);
+        const std::size_t units = ctx_.tree().units_of(host_).size();
+        for (std::size_t u = 0; u < units; ++u) {
+          fold_unit(round, s, u, rail.half(rail.rank()) + partial_offset(h, u));
+        }
+        const std::size_t bytes =
+            units == 0 || s.count == 0 ? 0 : ((units - 1) * share_limit_ + s.count) * partial_.size;
+        if (scattered_) {
+          rail.give(static_cast<int>(h), partial_offset(h, 0), bytes);
+        } else {
+          rail.give_all(0, bytes);
+        }
+      }
+    }
+    if (scattered_ && round >= 1) {
+      rail.give_all(final_offset(), share(round - 1, host_).count * size_);
+    }
+    rail.publish();
+  }
+
+  void fold_unit(std::size_t round, const bounds& s, std::size_t u, std::byte* to) {
+    const detail::tree_unit& unit = ctx_.tree().units_of(host_)[u];
+    const void** const inputs = local_.inputs();
+    const std::size_t inside = s.begin - slice(round, place_).begin;
+    for (int i = 0; i < unit.count; ++i) {
+      const auto l = static_cast<std::size_t>(ctx_.layout().local_rank(unit.first + i));
+      inputs[i] = l == place_
+                      ? in_ + s.begin * size_
+                      : local_.half(static_cast<int>(l)) + (place_ * slice_limit_ + inside) * size_;
+    }
+    partial_.fold(reducer_.op, inputs, unit.count, to, s.count);
+  }
+
+  /// Completes the rail's step of round `sent`.
+  void receive(std::size_t sent) {
+    auto& rail = *ctx_.rail();
+    rail.wait_all();
+    if (sent < chunks_) {
+      const bounds s = share(sent, host_);
+      finish_share(s);
+      if (scattered_) {
+        kernel::copy(rail.next_half() + final_offset(), out_ + s.begin * size_, s.count * size_);
+      } else {
+        pass_on(s, s);
+      }
+    }
+    if (scattered_ && sent >= 1) {
+      const bounds all = slice(sent - 1, place_);
+      for (std::size_t h = 0; h < hosts_; ++h) {
+        const bounds s = share(sent - 1, h);
+        if (h != host_) {
+          kernel::copy(out_ + s.begin * size_, rail.half(static_cast<int>(h)) + final_offset(),
+                       s.count * size_);
+        }
+        pass_on(all, s);
+      }
+    }
+  }
+
+  /// Puts a part of the own slice `all` of the result where the ranks of this host find it.
+  void pass_on(const bounds& all, const bounds& s) {
+    kernel::copy(local_.next_half() + result_offset() + (s.begin - all.begin) * size_,
+                 out_ + s.begin * size_, s.count * size_);
+  }
+
+  /// The last folds: the partials of all hosts, along the tree, to `out`; in pieces that stay in
+  /// the first cache.
+  void finish_share(const bounds& s) {
+    auto& rail = *ctx_.rail();
+    const auto& tree = ctx_.tree();
+    const int total = ctx_.transport().size();
+    const std::size_t piece = (std::max)(line_, detail::round_down(8192 / partial_.size, line_));
+    std::vector<std::byte*>& at = ctx_.unit_places();
+    for (std::size_t begin = 0; begin < s.count; begin += piece) {
+      const std::size_t now = (std::min)(piece, s.count - begin);
+      for (std::size_t h = 0; h < hosts_; ++h) {
+        for (std::size_t u = 0; u < tree.units_of(h).size(); ++u) {
+          at[static_cast<std::size_t>(tree.units_of(h)[u].slot)] =
+              rail.half(static_cast<int>(h)) + partial_offset(host_, u) + begin * partial_.size;
+        }
+      }
+      std::byte* const to = out_ + (s.begin + begin) * size_;
+      if (tree.plan().empty()) {
+        partial_.finish(reducer_.op, at[0], total, to, now);
+        continue;
+      }
+      for (std::size_t i = 0; i + 1 < tree.plan().size(); ++i) {
+        const auto& step = tree.plan()[i];
+        std::byte*& left = at[static_cast<std::size_t>(step.left)];
+        std::byte* const right = at[static_cast<std::size_t>(step.right)];
+        // Not into what this rank is still sending.
+        std::byte* const into = own(left) ? right : left;
+        partial_.combine(reducer_.op, left, right, into, now);
+        left = into;
+      }
+      const auto& last = tree.plan().back();
+      partial_.combine_finish(reducer_.op, at[static_cast<std::size_t>(last.left)],
+                              at[static_cast<std::size_t>(last.right)], total, to, now);
+    }
+  }
+
+  bool own(const std::byte* p) const {
+    const std::byte* const half = ctx_.rail()->half(ctx_.rail()->rank());
+    return p >= half && p < half + ctx_.rail()->half_bytes();
+  }
+
+  Context& ctx_;
+  typename Context::local_context& local_;
+  const kernel::reducer& reducer_;
+  const kernel::partial_reducer& partial_;
+  const std::byte* in_;
+  std::byte* out_;
+  std::size_t count_;
+  std::size_t size_;
+  std::size_t line_;
+  std::size_t hosts_;
+  std::size_t host_;
+  std::size_t place_;
+  std::size_t units_;
+  std::size_t carriers_ = 1;
+  std::size_t slice_limit_ = 0;
+  std::size_t share_limit_ = 0;
+  std::size_t chunk_ = 0;
+  std::size_t chunks_ = 0;
+  std::size_t lag_ = 1;
+  bool carries_ = false;
+  bool scattered_ = false;
+};
+
+/// Folds `count` elements over all ranks; see two_level.
+///
+/// Cost: between hosts a rank sends and receives (H - 1) · bytes / R, or 2 (H - 1) / H · bytes / R
+/// where that is less, for H hosts of at least R ranks, in partials (twice that for 16-bit floats);
+/// inside a host as two_shot.
+template <class Context>
+void two_level_all_reduce(Context& ctx, const kernel::reducer& reducer,
+                          const kernel::partial_reducer& partial, const void* in, void* out,
+                          std::size_t count) {
+  two_level<Context>(ctx, reducer, partial, in, out, count).run();
+}
+
+}  // namespace algorithms
+
+RANKFOLD_END_NAMESPACE

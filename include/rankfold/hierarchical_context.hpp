@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// A context of several hosts: the steps among all ranks, over messages, and as parts of it the
+// steps among the ranks of a host, over memory, and among the ranks of one rail, over messages. A
+// rail is what the ranks with the same place on their hosts form.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rankfold/context.hpp"
+#include "rankfold/context_base.hpp"
+#include "rankfold/detail/canonical_tree.hpp"
+#include "rankfold/detail/config.hpp"
+#include "rankfold/message_context.hpp"
+#include "rankfold/transport.hpp"
+#include "rankfold/transport/hierarchical.hpp"
+#include "rankfold/tuning.hpp"
+
+RANKFOLD_BEGIN_NAMESPACE
+
+namespace detail {
+
+/// The memory part of a hierarchical transport, with the ranks' numbers among all.
+template <memory_transport Memory>
+class local_view {
+ public:
+  static constexpr bool crosses_processes = Memory::crosses_processes;
+
+  local_view(Memory& memory, std::vector<int> world, int world_size)
+      : memory_(&memory), world_(std::move(world)), world_size_(world_size) {}
+
+  int rank() const noexcept { return memory_->rank(); }
+  int size() const noexcept { return memory_->size(); }
+  std::string_view name() const noexcept { return "hierarchical"; }
+  std::byte* segment(int r) const noexcept { return memory_->segment(r); }
+  std::size_t segment_size() const noexcept { return memory_->segment_size(); }
+  peer_state state(int r) const noexcept { return memory_->state(r); }
+  int world_rank(int r) const noexcept { return world_[static_cast<std::size_t>(r)]; }
+  int world_size() const noexcept { return world_size_; }
+
+ private:
+  Memory* memory_;
+  std::vector<int> world_;
+  int world_size_;
+};
+
+/// Some ranks of a message transport, on channels of their own.
+template <message_transport Message>
+class message_view {
+ public:
+  using request = typename Message::request;
+  static constexpr int channels = 4;
+
+  message_view(Message& message, std::vector<int> world, int first_channel)
+      : message_(&message), world_(std::move(world)), first_channel_(first_channel) {
+    while (world_[static_cast<std::size_t>(rank_)] != message.rank()) ++rank_;
+  }
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return static_cast<int>(world_.size()); }
+  std::string_view name() const noexcept { return "hierarchical"; }
+  std::size_t workspace_bytes() const
+    requires requires(const Message& m) { m.workspace_bytes(); }
+  {
+    return message_->workspace_bytes();
+  }
+  request send(int peer, int channel, const std::byte* data, std::size_t bytes) {
+    return message_->send(world_rank(peer), first_channel_ + channel, data, bytes);
+  }
+  request receive(int peer, int channel, std::byte* data, std::size_t bytes) {
+    return message_->receive(world_rank(peer), first_channel_ + channel, data, bytes);
+  }
+  bool done(request& r) { return message_->done(r); }
+  void abandon(request&& r, std::shared_ptr<const void> memory) noexcept {
+    message_->abandon(std::move(r), std::move(memory));
+  }
+  void announce(std::span<const std::byte> notice) noexcept { message_->announce(notice); }
+  std::size_t heard(std::span<std::byte> notice) { return message_->heard(notice); }
+  peer_state state(int r) const noexcept { return message_->state(world_rank(r)); }
+  int world_rank(int r) const noexcept { return world_[static_cast<std::size_t>(r)]; }
+  int world_size() const noexcept { return message_->size(); }
+
+ private:
+  Message* message_;
+  std::vector<int> world_;
+  int first_channel_;
+  int rank_ = 0;
+};
+
+/// Holds what a base class refers to: constructed before it, destroyed after it.
+template <class T>
+struct held_first {
+  T held;
+};
+
+}  // namespace detail
+
+template <memory_transport Memory, message_transport Message>
+class context<hierarchical_transport<Memory, Message>>
+    : private detail::held_first<hierarchical_transport<Memory, Message>>,
+      public context<detail::message_view<Message>> {
+  using holder = detail::held_first<hierarchical_transport<Memory, Message>>;
+  using flat = context<detail::message_view<Message>>;
+
+ public:
+  using local_context = context<detail::local_view<Memory>>;
+  using rail_context = flat;
+
+  context(hierarchical_transport<Memory, Message> transport, const rankfold::tuning& tune,
+          wait_options waiting)
+      : holder{std::move(transport)},
+        flat(detail::message_view<Message>(holder::held.global(), all_ranks(layout()), 0), tune,
+             waiting),
+        tree_(layout().host_of) {
+    const auto others = [this, theirs = waiting.progress] {
+      if (theirs) theirs();
+      if (rail_) rail_->progress();
+      flat::progress();
+      return true;
+    };
+    const int world = holder::held.rank();
+    wait_options inside = waiting;
+    inside.progress = others;
+    local_ = std::make_unique<local_context>(
+        detail::local_view<Memory>(holder::held.local(), layout().neighbours(world),
+                                   holder::held.size()),
+        tune, inside);
+    const int place = layout().local_rank(world);
+    if (static_cast<std::size_t>(place) < layout().rails()) {
+      std::vector<int> ranks;
+      for (const auto& host : layout().ranks_of) {
+        ranks.push_back(host[static_cast<std::size_t>(place)]);
+      }
+      rail_ = std::make_unique<rail_context>(
+          detail::message_view<Message>(holder::held.global(), std::move(ranks), 4), tune,
+          std::move(waiting));
+    }
+  }
+
+  const hierarchical_transport<Memory, Message>& transport() const noexcept { return holder::held; }
+  const host_layout& layout() const noexcept { return holder::held.layout(); }
+
+  /// The steps among the ranks of this host.
+  local_context& local() noexcept { return *local_; }
+  /// The steps among the ranks of this rank's rail, one a host, in the order of hosts; none for
+  /// ranks whose place not every host has.
+  rail_context* rail() noexcept { return rail_.get(); }
+
+  /// How partial folds of the hosts make the canonical fold.
+  const detail::host_tree& tree() const noexcept { return tree_; }
+
+  /// Runs `body`, which makes steps of `local` and `rail`, as one call.
+  template <class Body>
+  void run_two_level(const fingerprint& call, Body&& body) {
+    this->run(call, [&] {
+      local_->run_part(*this, call, [&] {
+        if (rail_) {
+          rail_->run_part(*this, call, body);
+        } else {
+          body();
+        }
+      });
+    });
+  }
+
+ private:
+  static std::vector<int> all_ranks(const host_layout& layout) {
+    std::vector<int> ranks(layout.host_of.size());
+    for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<int>(r);
+    return ranks;
+  }
+
+  detail::host_tree tree_;
+  std::unique_ptr<local_context> local_;
+  std::unique_ptr<rail_context> rail_;
+};
+
+RANKFOLD_END_NAMESPACE
