@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Measures rankfold's all_reduce against its peers on this machine: sets up, builds, runs, writes
+# Measures rankfold's collectives against its peers on this machine: sets up, builds, runs, writes
 # build/bench/results. See docs/performance.md.
 #
 # usage: sh bench/run.sh [--quick] [--cold | --paced] [--out-of-place] [--help for all options]
@@ -9,7 +9,7 @@ set -eu
 cd "$(dirname "$0")/.."
 for argument; do
   case $argument in
-    -h | --help) exec python3 bench/all_reduce.py --help ;;
+    -h | --help) exec python3 bench/collectives.py --help ;;
   esac
 done
 
@@ -29,4 +29,4 @@ PATH="$PWD/build/venv/bin:$PATH" build/venv/bin/meson compile -C build/bench >bu
   echo 'bench: the build failed; build/bench.log has it all' >&2
   exit 1
 }
-exec "$python" bench/all_reduce.py "$@"
+exec "$python" bench/collectives.py "$@"

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--module", default=Path(__file__).parent.parent / "build/bench/bench/all_reduce_torch.so")
+parser.add_argument("--module", default=Path(__file__).parent.parent / "build/bench/bench/bench_torch.so")
 parser.add_argument("--rounds", type=int, default=15)
 parser.add_argument("--calls", type=int, default=5000)
 options = parser.parse_args()

@@ -21,7 +21,7 @@ def is_done(rounds, config, wanted):
     """Whether one placement of the CPUs has been counted often enough."""
     counts = {}
     for result in rounds:
-        if (result.dtype, result.size) == config and result.counted:
+        if (result.series, result.size) == config and result.counted:
             counts[result.place] = counts.get(result.place, 0) + 1
     return max(counts.values(), default=0) >= wanted
 
@@ -43,7 +43,7 @@ def heading(description):
     contestants = "; ".join(f"{name}: {greeting}" for name, greeting in description["contestants"].items())
     pinned = description["pinned"]
     lines = [
-        f"all_reduce, {description['ranks']} ranks "
+        f"{', '.join(description['collectives'])}, {description['ranks']} ranks "
         + (f"pinned to CPUs {pinned}" if pinned else "not pinned"),
         f"{description['mode']} buffers, {description['placement'].replace('_', ' ')}",
         f"{description['date']}, commit {description['commit']}"
@@ -114,18 +114,18 @@ class Results:
         cells = {}
         for result in rounds:
             if result.counted:
-                key = result.place, result.dtype, result.size
+                key = result.place, result.series, result.size
                 cells.setdefault(key, []).append(result)
         self.cells = {key: Cell(value) for key, value in sorted(cells.items())}
         self.places = [p for p in ("near", "far", "any") if any(key[0] == p for key in self.cells)]
 
     def sections(self):
-        """(place, dtype, {size: cell}) of each table."""
+        """(place, series, {size: cell}) of each table."""
         for place in self.places:
-            for dtype in dict.fromkeys(key[1] for key in self.cells):
-                cells = {k[2]: cell for k, cell in self.cells.items() if k[:2] == (place, dtype)}
+            for series in dict.fromkeys(key[1] for key in self.cells):
+                cells = {k[2]: cell for k, cell in self.cells.items() if k[:2] == (place, series)}
                 if cells:
-                    yield place, dtype, cells
+                    yield place, series, cells
 
     def latency_table(self, cells):
         names = [n for n in self.names if any(n in cell.names for cell in cells.values())]
@@ -166,11 +166,11 @@ class Results:
             table.append(row)
         return table
 
-    def title(self, place, dtype, cells):
+    def title(self, place, series, cells):
         latencies = [r.latency_ns for c in cells.values() for r in c.rounds if r.latency_ns]
         if not latencies:
-            return f"{dtype}"
-        return f"{dtype}, CPUs {place} (one-way latency {digits(median(latencies) / 1e3)} µs)"
+            return series
+        return f"{series}, CPUs {place} (one-way latency {digits(median(latencies) / 1e3)} µs)"
 
     def bars(self):
         """(text, verdict, details) of every bar that this run can say something about."""
@@ -207,10 +207,10 @@ class Results:
 
     def text(self):
         parts = []
-        for place, dtype, cells in self.sections():
-            parts.append(f"\n{self.title(place, dtype, cells)}: median, µs")
+        for place, series, cells in self.sections():
+            parts.append(f"\n{self.title(place, series, cells)}: median, µs")
             parts.append(aligned(self.latency_table(cells), markdown=False))
-            parts.append(f"\n{self.title(place, dtype, cells)}: p99, µs, and bandwidth")
+            parts.append(f"\n{self.title(place, series, cells)}: p99, µs, and bandwidth")
             parts.append(aligned(self.tail_table(cells), markdown=False))
         parts.append("")
         if not self.cells:
@@ -237,8 +237,8 @@ class Results:
         if bars:
             table = "\n".join(f"| {' | '.join(bar)} |" for bar in bars)
             parts.append("\n| bar | verdict | |\n|---|---|---|\n" + table)
-        for place, dtype, cells in self.sections():
-            parts.append(f"\n### {self.title(place, dtype, cells)}")
+        for place, series, cells in self.sections():
+            parts.append(f"\n### {self.title(place, series, cells)}")
             parts.append("\nMedian, µs:\n")
             parts.append(aligned(self.latency_table(cells), markdown=True))
             parts.append("\np99 in µs, and bandwidth (bytes of the vector / median):\n")
@@ -246,15 +246,17 @@ class Results:
         return "\n".join(parts) + "\n"
 
     def write(self, folder):
-        """<folder>/all_reduce.<mode>.{csv,json,md}; returns the paths."""
-        stem = folder / f"all_reduce.{self.description['ranks']}.{self.description['mode']}"
+        """<folder>/<collective or collectives>.<ranks>.<mode>.{csv,json,md}; returns the paths."""
+        collectives = self.description["collectives"]
+        name = collectives[0] if len(collectives) == 1 else "collectives"
+        stem = folder / f"{name}.{self.description['ranks']}.{self.description['mode']}"
         paths = [stem.with_name(stem.name + end) for end in (".csv", ".json", ".md")]
         with open(paths[0], "w", newline="") as file:
             rows = csv.writer(file)
-            rows.writerow("round counted place one_way_ns dtype bytes contestant median_ns p99_ns".split())
+            rows.writerow("round counted place one_way_ns collective dtype bytes contestant median_ns p99_ns".split())
             for r in self.rounds:
                 common = [r.number, int(r.counted), r.place, f"{r.latency_ns or 0:.1f}"]
-                common += [r.dtype, r.size]
+                common += [*r.series.split(), r.size]
                 for name, measured in r.measured.items():
                     p99 = percentile(measured.calls, 0.99)
                     rows.writerow([*common, name, f"{measured.median_ns:.1f}", f"{p99:.1f}"])

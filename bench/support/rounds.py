@@ -32,9 +32,9 @@ class Measurement:
 
 
 class Round:
-    def __init__(self, dtype, size, mode):
+    def __init__(self, series, size, mode):
         self.number = 0
-        self.dtype = dtype
+        self.series = series  # collective and element type
         self.size = size
         self.mode = mode
         self.measured = {}

@@ -6,8 +6,8 @@
 // line in <prefix>.<rank>.out. It sleeps in read() in between, so that one contestant never
 // disturbs another.
 //
-//   measure <dtype> <bytes> <hot|cold|paced> <in_place|out_of_place> <warmup> <batch> <batches>
-//   <calls>
+//   measure <collective> <dtype> <bytes> <hot|cold|paced> <in_place|out_of_place> <warmup> <batch>
+//   <batches> <calls>
 //     -> ok <preemptions> b <ns a call> … c <ns> …
 //        b: `batches` means over `batch` back-to-back calls; c: `calls` calls timed one by one
 //   quit, or the end of the file
@@ -99,8 +99,10 @@ struct arguments {
   }
 };
 
+/// `bytes` is the size of a rank's larger buffer: what all_gather gives, reduce_scatter takes.
 struct request {
   std::string what;
+  std::string collective;
   std::string dtype;
   std::size_t bytes = 0;
   std::string mode;
@@ -111,7 +113,7 @@ struct request {
     std::istringstream in(line);
     in >> what;
     if (what == "measure") {
-      in >> dtype >> bytes >> mode >> placement >> warmup >> batch >> batches >> calls;
+      in >> collective >> dtype >> bytes >> mode >> placement >> warmup >> batch >> batches >> calls;
     }
     if (in.fail()) throw std::invalid_argument("malformed request: " + line);
   }
@@ -122,7 +124,10 @@ struct request {
     throw std::invalid_argument("unknown element type " + dtype);
   }
   std::size_t count() const { return bytes / element_size(); }
-  bool in_place() const { return placement == "in_place"; }
+  bool is(std::string_view name) const { return collective == name; }
+  bool in_place() const {
+    return is("broadcast") || (is("all_reduce") && placement == "in_place");
+  }
   bool paced() const { return mode == "paced"; }
 };
 
@@ -279,7 +284,8 @@ class measurer {
   template <class Call>
   samples measure(const request& asked, Call&& call) {
     buffers_.prepare(asked);
-    const std::string what = asked.dtype + ' ' + std::to_string(asked.bytes) + asked.placement;
+    const std::string what = asked.collective + ' ' + asked.dtype + ' ' +
+                             std::to_string(asked.bytes) + asked.placement;
     if (verified_.insert(what).second) verify(asked, call);
     // Sums in place double with every call and end at infinity, where they stay: no subnormal
     // number, no special case on the way.
@@ -320,17 +326,29 @@ class measurer {
     const std::size_t count = asked.count();
     for (std::size_t i = 0; i < count; ++i) store(asked, buffers_.in(), i, value_of(rank_, i));
     call(buffers_.in(), buffers_.out());
-    for (std::size_t i = 0; i < count; ++i) {
-      float expected = 0;
-      for (int r = 0; r < size_; ++r) expected += value_of(r, i);
+    const std::size_t block = count / static_cast<std::size_t>(size_);
+    for (std::size_t i = 0; i < (asked.is("reduce_scatter") ? block : count); ++i) {
+      const float expected = expected_of(asked, i, block);
       const float found = load(asked, buffers_.out(), i);
       if (found != expected) {
-        throw std::runtime_error("wrong result on rank " + std::to_string(rank_) + ", element " +
-                                 std::to_string(i) + " of " + std::to_string(count) + " " +
-                                 asked.dtype + ": found " + std::to_string(found) + ", expected " +
-                                 std::to_string(expected));
+        throw std::runtime_error("wrong result of " + asked.collective + " on rank " +
+                                 std::to_string(rank_) + ", element " + std::to_string(i) + " of " +
+                                 std::to_string(count) + " " + asked.dtype + ": found " +
+                                 std::to_string(found) + ", expected " + std::to_string(expected));
       }
     }
+  }
+
+  float expected_of(const request& asked, std::size_t i, std::size_t block) const {
+    const auto mine = static_cast<std::size_t>(rank_) * block;
+    if (asked.is("broadcast")) return value_of(0, i);
+    if (asked.is("all_gather")) return value_of(static_cast<int>(i / block), i % block);
+    if (asked.is("all_to_all")) return value_of(static_cast<int>(i / block), mine + i % block);
+    float sum = 0;
+    for (int r = 0; r < size_; ++r) {
+      sum += value_of(r, asked.is("reduce_scatter") ? mine + i : i);
+    }
+    return sum;
   }
 
   static long preemptions() {

@@ -23,6 +23,7 @@ def clock_overhead_ns():
 
 @dataclass
 class Request:
+    collective: str
     dtype: str
     bytes: int
     mode: str
@@ -34,8 +35,8 @@ class Request:
 
     @classmethod
     def parse(cls, words):
-        dtype, size, mode, placement, *numbers = words
-        return cls(dtype, int(size), mode, placement, *map(int, numbers))
+        collective, dtype, size, mode, placement, *numbers = words
+        return cls(collective, dtype, int(size), mode, placement, *map(int, numbers))
 
     @property
     def count(self):

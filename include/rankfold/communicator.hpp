@@ -32,6 +32,9 @@
 #include "rankfold/dtype.hpp"
 #include "rankfold/error.hpp"
 #include "rankfold/fingerprint.hpp"
+#include "rankfold/hierarchical_context.hpp"
+#include "rankfold/kernel/partial.hpp"
+#include "rankfold/kernel/reducer.hpp"
 #include "rankfold/message_context.hpp"
 #include "rankfold/reduction.hpp"
 #include "rankfold/split.hpp"
@@ -52,6 +55,13 @@ struct communicator_options {
   /// it spinning, the rest offering the CPU to others. 0: sleep at once.
   std::chrono::microseconds spin{200};
 };
+
+namespace detail {
+template <class Transport>
+class async_engine;
+}
+template <class Transport>
+class async_queue;
 
 /// An element that collectives can carry.
 template <class T>
@@ -77,14 +87,14 @@ class communicator {
   explicit communicator(Transport transport, communicator_options options = {})
       : context_(make_context(std::move(transport), std::move(options))) {}
 
-  int rank() const noexcept { return context_->rank(); }
-  int size() const noexcept { return context_->size(); }
-  const Transport& transport() const noexcept { return context_->transport(); }
-  const rankfold::tuning& tuning() const noexcept { return context_->tuning(); }
-  std::chrono::milliseconds timeout() const noexcept { return context_->timeout(); }
+  int rank() const { return ctx().rank(); }
+  int size() const { return ctx().size(); }
+  const Transport& transport() const { return ctx().transport(); }
+  const rankfold::tuning& tuning() const { return ctx().tuning(); }
+  std::chrono::milliseconds timeout() const { return ctx().timeout(); }
 
   /// Returns when every rank has called it. Cost: 1 step.
-  void barrier(const call_options& options = {}) { collectives::barrier(*context_, options); }
+  void barrier(const call_options& options = {}) { collectives::barrier(ctx(), options); }
 
   /// Folds `data` over all ranks, in place; every rank ends with the same bits.
   ///
@@ -99,8 +109,8 @@ class communicator {
   template <element T, std::size_t N, class Op = sum, class Arch = simd::native>
     requires reduction_op<Op, T>
   void all_reduce(std::span<T, N> data, const Op& op = {}, const call_options& options = {}) {
-    collectives::all_reduce(*context_, kernel::reducer_for<T, Op, Arch>(op), data.data(),
-                            data.data(), data.size(), options);
+    collectives::all_reduce(ctx(), reducer_of<T, Op, Arch>(op), data.data(), data.data(),
+                            data.size(), options);
   }
 
   /// Folds `in` over all ranks into `out`, of the same size and apart from it (or the same).
@@ -110,7 +120,7 @@ class communicator {
   void all_reduce(std::span<In, N> in, std::span<T, M> out, const Op& op = {},
                   const call_options& options = {}) {
     detail::check_count("all_reduce", "out", out.size(), in.size());
-    collectives::all_reduce(*context_, kernel::reducer_for<T, Op, Arch>(op), in.data(), out.data(),
+    collectives::all_reduce(ctx(), reducer_of<T, Op, Arch>(op), in.data(), out.data(),
                             in.size(), options);
   }
 
@@ -118,15 +128,15 @@ class communicator {
   template <class Arch = simd::native>
   void all_reduce(const void* in, void* out, std::size_t count, dtype type, reduction op,
                   const call_options& options = {}) {
-    collectives::all_reduce(*context_, kernel::reducer_for<Arch>(type, op), in, out, count,
-                            options);
+    collectives::all_reduce(ctx(), reducer_of<Arch>(type, op), in, out, count, options);
   }
 
   /// Folds `in` over all ranks into the root's `out`, of the same size and apart from it (or the
   /// same); elsewhere `out` is not looked at and may be empty.
   ///
   /// Numerics: the bits of all_reduce.
-  /// Cost:     up to 40 bytes 1 step of one cache line; then the root reads (P - 1) · bytes from its
+  /// Cost:     up to 40 bytes 1 step of one cache line; then the root reads (P - 1) · bytes from
+  /// its
   ///           peers, which do not wait for it, in steps of a chunk.
   template <class In, std::size_t N, element T, std::size_t M, class Op = sum,
             class Arch = simd::native>
@@ -134,7 +144,7 @@ class communicator {
   void reduce(std::span<In, N> in, std::span<T, M> out, int root = 0, const Op& op = {},
               const call_options& options = {}) {
     if (rank() == root) detail::check_count("reduce", "out", out.size(), in.size());
-    collectives::reduce(*context_, kernel::reducer_for<T, Op, Arch>(op), in.data(), out.data(),
+    collectives::reduce(ctx(), kernel::reducer_for<T, Op, Arch>(op), in.data(), out.data(),
                         in.size(), root, options);
   }
 
@@ -143,7 +153,7 @@ class communicator {
     requires reduction_op<Op, T>
   void reduce(std::span<T, N> data, int root = 0, const Op& op = {},
               const call_options& options = {}) {
-    collectives::reduce(*context_, kernel::reducer_for<T, Op, Arch>(op), data.data(), data.data(),
+    collectives::reduce(ctx(), kernel::reducer_for<T, Op, Arch>(op), data.data(), data.data(),
                         data.size(), root, options);
   }
 
@@ -151,7 +161,7 @@ class communicator {
   template <class Arch = simd::native>
   void reduce(const void* in, void* out, std::size_t count, dtype type, int root, reduction op,
               const call_options& options = {}) {
-    collectives::reduce(*context_, kernel::reducer_for<Arch>(type, op), in, out, count, root,
+    collectives::reduce(ctx(), kernel::reducer_for<Arch>(type, op), in, out, count, root,
                         options);
   }
 
@@ -162,7 +172,7 @@ class communicator {
   void reduce_scatter(std::span<In, N> in, std::span<T, M> out, const Op& op = {},
                       const call_options& options = {}) {
     detail::check_count("reduce_scatter", "in", in.size(), out.size() * ranks());
-    collectives::reduce_scatter(*context_, kernel::reducer_for<T, Op, Arch>(op), in.data(),
+    collectives::reduce_scatter(ctx(), kernel::reducer_for<T, Op, Arch>(op), in.data(),
                                 out.data(), out.size(), options);
   }
 
@@ -173,7 +183,7 @@ class communicator {
   std::span<T> reduce_scatter(std::span<T, N> data, const Op& op = {},
                               const call_options& options = {}) {
     const std::span<T> own = own_block<T>("reduce_scatter", data);
-    collectives::reduce_scatter(*context_, kernel::reducer_for<T, Op, Arch>(op), data.data(),
+    collectives::reduce_scatter(ctx(), kernel::reducer_for<T, Op, Arch>(op), data.data(),
                                 own.data(), own.size(), options);
     return own;
   }
@@ -182,7 +192,7 @@ class communicator {
   template <class Arch = simd::native>
   void reduce_scatter(const void* in, void* out, std::size_t count, dtype type, reduction op,
                       const call_options& options = {}) {
-    collectives::reduce_scatter(*context_, kernel::reducer_for<Arch>(type, op), in, out, count,
+    collectives::reduce_scatter(ctx(), kernel::reducer_for<Arch>(type, op), in, out, count,
                                 options);
   }
 
@@ -190,7 +200,8 @@ class communicator {
   /// displacements; rank r gets block r. Every rank passes the same counts; where they differ, all
   /// get mismatch_error with two ranks' numbers.
   ///
-  /// Cost: (P - 1) times the own block read from peers, in as many steps as the largest block needs.
+  /// Cost: (P - 1) times the own block read from peers, in as many steps as the largest block
+  /// needs.
   template <class In, std::size_t N, element T, std::size_t M, class Op = sum,
             class Arch = simd::native>
     requires std::same_as<std::remove_const_t<In>, T> && reduction_op<Op, T>
@@ -199,18 +210,18 @@ class communicator {
     const detail::uneven_blocks blocks = blocks_of<T>("reduce_scatter", "counts", counts);
     detail::check_count("reduce_scatter", "in", in.size(), blocks.total());
     detail::check_count("reduce_scatter", "out", out.size(), blocks.size(own_index()));
-    collectives::reduce_scatter_uneven(*context_, kernel::reducer_for<T, Op, Arch>(op), in.data(),
+    collectives::reduce_scatter_uneven(ctx(), kernel::reducer_for<T, Op, Arch>(op), in.data(),
                                        out.data(), counts, options);
   }
 
-  /// Uneven, in place: returns this rank's block of `data`, which holds the result. The other blocks
-  /// keep what they hold.
+  /// Uneven, in place: returns this rank's block of `data`, which holds the result. The other
+  /// blocks keep what they hold.
   template <element T, std::size_t N, class Op = sum, class Arch = simd::native>
     requires reduction_op<Op, T>
   std::span<T> reduce_scatter(std::span<T, N> data, std::span<const std::size_t> counts,
                               const Op& op = {}, const call_options& options = {}) {
     const std::span<T> own = own_block<T>("reduce_scatter", data, counts);
-    collectives::reduce_scatter_uneven(*context_, kernel::reducer_for<T, Op, Arch>(op), data.data(),
+    collectives::reduce_scatter_uneven(ctx(), kernel::reducer_for<T, Op, Arch>(op), data.data(),
                                        own.data(), counts, options);
     return own;
   }
@@ -219,7 +230,7 @@ class communicator {
   template <class Arch = simd::native>
   void reduce_scatter(const void* in, void* out, std::span<const std::size_t> counts, dtype type,
                       reduction op, const call_options& options = {}) {
-    collectives::reduce_scatter_uneven(*context_, kernel::reducer_for<Arch>(type, op), in, out,
+    collectives::reduce_scatter_uneven(ctx(), kernel::reducer_for<Arch>(type, op), in, out,
                                        counts, options);
   }
 
@@ -228,7 +239,7 @@ class communicator {
     requires std::same_as<std::remove_const_t<In>, T>
   void all_gather(std::span<In, N> in, std::span<T, M> out, const call_options& options = {}) {
     detail::check_count("all_gather", "out", out.size(), in.size() * ranks());
-    collectives::all_gather(*context_, dtype_of_v<T>, sizeof(T), in.data(), out.data(), in.size(),
+    collectives::all_gather(ctx(), dtype_of_v<T>, sizeof(T), in.data(), out.data(), in.size(),
                             options);
   }
 
@@ -236,14 +247,14 @@ class communicator {
   template <element T, std::size_t N>
   void all_gather(std::span<T, N> data, const call_options& options = {}) {
     const std::span<T> own = own_block<T>("all_gather", data);
-    collectives::all_gather(*context_, dtype_of_v<T>, sizeof(T), own.data(), data.data(),
+    collectives::all_gather(ctx(), dtype_of_v<T>, sizeof(T), own.data(), data.data(),
                             own.size(), options);
   }
 
   /// Run-time types: `count` elements a rank.
   void all_gather(const void* in, void* out, std::size_t count, dtype type,
                   const call_options& options = {}) {
-    collectives::all_gather(*context_, type, size_of(type), in, out, count, options);
+    collectives::all_gather(ctx(), type, size_of(type), in, out, count, options);
   }
 
   /// Uneven: rank r has counts[r] elements; `out` gets the blocks one behind the other, without
@@ -258,7 +269,7 @@ class communicator {
     const detail::uneven_blocks blocks = blocks_of<T>("all_gather", "counts", counts);
     detail::check_count("all_gather", "in", in.size(), blocks.size(own_index()));
     detail::check_count("all_gather", "out", out.size(), blocks.total());
-    collectives::all_gather_uneven(*context_, dtype_of_v<T>, sizeof(T), in.data(), out.data(),
+    collectives::all_gather_uneven(ctx(), dtype_of_v<T>, sizeof(T), in.data(), out.data(),
                                    counts, options);
   }
 
@@ -267,14 +278,14 @@ class communicator {
   void all_gather(std::span<T, N> data, std::span<const std::size_t> counts,
                   const call_options& options = {}) {
     const std::span<T> own = own_block<T>("all_gather", data, counts);
-    collectives::all_gather_uneven(*context_, dtype_of_v<T>, sizeof(T), own.data(), data.data(),
+    collectives::all_gather_uneven(ctx(), dtype_of_v<T>, sizeof(T), own.data(), data.data(),
                                    counts, options);
   }
 
   /// Uneven, run-time types.
   void all_gather(const void* in, void* out, std::span<const std::size_t> counts, dtype type,
                   const call_options& options = {}) {
-    collectives::all_gather_uneven(*context_, type, size_of(type), in, out, counts, options);
+    collectives::all_gather_uneven(ctx(), type, size_of(type), in, out, counts, options);
   }
 
   /// Puts `in` of every rank into the root's `out`, in rank order; elsewhere `out` is not looked at
@@ -287,7 +298,7 @@ class communicator {
   void gather(std::span<In, N> in, std::span<T, M> out, int root = 0,
               const call_options& options = {}) {
     if (rank() == root) detail::check_count("gather", "out", out.size(), in.size() * ranks());
-    collectives::gather(*context_, dtype_of_v<T>, sizeof(T), in.data(), out.data(), in.size(), root,
+    collectives::gather(ctx(), dtype_of_v<T>, sizeof(T), in.data(), out.data(), in.size(), root,
                         options);
   }
 
@@ -296,14 +307,14 @@ class communicator {
   template <element T, std::size_t N>
   void gather(std::span<T, N> data, int root = 0, const call_options& options = {}) {
     const std::span<T> own = rank() == root ? own_block<T>("gather", data) : std::span<T>(data);
-    collectives::gather(*context_, dtype_of_v<T>, sizeof(T), own.data(), data.data(), own.size(),
+    collectives::gather(ctx(), dtype_of_v<T>, sizeof(T), own.data(), data.data(), own.size(),
                         root, options);
   }
 
   /// Run-time types: `count` elements a rank; `out` may be null but on the root.
   void gather(const void* in, void* out, std::size_t count, dtype type, int root,
               const call_options& options = {}) {
-    collectives::gather(*context_, type, size_of(type), in, out, count, root, options);
+    collectives::gather(ctx(), type, size_of(type), in, out, count, root, options);
   }
 
   /// Uneven: every rank sends what it likes; on the root, counts[r] is how many elements it expects
@@ -321,7 +332,7 @@ class communicator {
       detail::check_count("gather", "out", out.size(),
                           blocks_of<T>("gather", "counts", counts).total());
     }
-    collectives::gather_uneven(*context_, dtype_of_v<T>, sizeof(T), in.data(), in.size(),
+    collectives::gather_uneven(ctx(), dtype_of_v<T>, sizeof(T), in.data(), in.size(),
                                out.data(), counts, root, options);
   }
 
@@ -332,29 +343,30 @@ class communicator {
               const call_options& options = {}) {
     const std::span<T> own =
         rank() == root ? own_block<T>("gather", data, counts) : std::span<T>(data);
-    collectives::gather_uneven(*context_, dtype_of_v<T>, sizeof(T), own.data(), own.size(),
+    collectives::gather_uneven(ctx(), dtype_of_v<T>, sizeof(T), own.data(), own.size(),
                                data.data(), counts, root, options);
   }
 
   /// Uneven, run-time types: this rank sends `count` elements.
   void gather(const void* in, std::size_t count, void* out, std::span<const std::size_t> counts,
               dtype type, int root, const call_options& options = {}) {
-    collectives::gather_uneven(*context_, type, size_of(type), in, count, out, counts, root,
+    collectives::gather_uneven(ctx(), type, size_of(type), in, count, out, counts, root,
                                options);
   }
 
   /// Puts block r of the P blocks in the root's `in` into rank r's `out`; elsewhere `in` is not
   /// looked at and may be empty. The root's `out` is apart from `in`, or is its own block in it.
   ///
-  /// Cost: all blocks together up to 40 bytes 1 step of one cache line; then the root writes (P - 1)
-  ///       blocks, each other rank reads its own, in steps of a chunk for all of them. The root does
-  ///       not wait.
+  /// Cost: all blocks together up to 40 bytes 1 step of one cache line; then the root writes (P -
+  /// 1)
+  ///       blocks, each other rank reads its own, in steps of a chunk for all of them. The root
+  ///       does not wait.
   template <class In, std::size_t N, element T, std::size_t M>
     requires std::same_as<std::remove_const_t<In>, T>
   void scatter(std::span<In, N> in, std::span<T, M> out, int root = 0,
                const call_options& options = {}) {
     if (rank() == root) detail::check_count("scatter", "in", in.size(), out.size() * ranks());
-    collectives::scatter(*context_, dtype_of_v<T>, sizeof(T), in.data(), out.data(), out.size(),
+    collectives::scatter(ctx(), dtype_of_v<T>, sizeof(T), in.data(), out.data(), out.size(),
                          root, options);
   }
 
@@ -363,20 +375,20 @@ class communicator {
   template <element T, std::size_t N>
   void scatter(std::span<T, N> data, int root = 0, const call_options& options = {}) {
     const std::span<T> own = rank() == root ? own_block<T>("scatter", data) : std::span<T>(data);
-    collectives::scatter(*context_, dtype_of_v<T>, sizeof(T), data.data(), own.data(), own.size(),
+    collectives::scatter(ctx(), dtype_of_v<T>, sizeof(T), data.data(), own.data(), own.size(),
                          root, options);
   }
 
   /// Run-time types: `count` elements a rank; `in` may be null but on the root.
   void scatter(const void* in, void* out, std::size_t count, dtype type, int root,
                const call_options& options = {}) {
-    collectives::scatter(*context_, type, size_of(type), in, out, count, root, options);
+    collectives::scatter(ctx(), type, size_of(type), in, out, count, root, options);
   }
 
-  /// Uneven: the root's `in` holds counts[r] elements for each rank r, one behind the other, without
-  /// displacements; every rank expects out.size() of them. Elsewhere `in` and `counts` are not
-  /// looked at and may be empty. Where the root sends another number than a rank expects, all get
-  /// mismatch_error with both, in this call or the next.
+  /// Uneven: the root's `in` holds counts[r] elements for each rank r, one behind the other,
+  /// without displacements; every rank expects out.size() of them. Elsewhere `in` and `counts` are
+  /// not looked at and may be empty. Where the root sends another number than a rank expects, all
+  /// get mismatch_error with both, in this call or the next.
   ///
   /// Cost: as scatter, in as many steps as the largest block needs.
   template <class In, std::size_t N, element T, std::size_t M>
@@ -387,7 +399,7 @@ class communicator {
       detail::check_count("scatter", "in", in.size(),
                           blocks_of<T>("scatter", "counts", counts).total());
     }
-    collectives::scatter_uneven(*context_, dtype_of_v<T>, sizeof(T), in.data(), counts, out.data(),
+    collectives::scatter_uneven(ctx(), dtype_of_v<T>, sizeof(T), in.data(), counts, out.data(),
                                 out.size(), root, options);
   }
 
@@ -398,14 +410,14 @@ class communicator {
                const call_options& options = {}) {
     const std::span<T> own =
         rank() == root ? own_block<T>("scatter", data, counts) : std::span<T>(data);
-    collectives::scatter_uneven(*context_, dtype_of_v<T>, sizeof(T), data.data(), counts,
+    collectives::scatter_uneven(ctx(), dtype_of_v<T>, sizeof(T), data.data(), counts,
                                 own.data(), own.size(), root, options);
   }
 
   /// Uneven, run-time types: this rank expects `count` elements.
   void scatter(const void* in, std::span<const std::size_t> counts, void* out, std::size_t count,
                dtype type, int root, const call_options& options = {}) {
-    collectives::scatter_uneven(*context_, type, size_of(type), in, counts, out, count, root,
+    collectives::scatter_uneven(ctx(), type, size_of(type), in, counts, out, count, root,
                                 options);
   }
 
@@ -418,26 +430,26 @@ class communicator {
     requires std::same_as<std::remove_const_t<In>, T>
   void all_to_all(std::span<In, N> in, std::span<T, M> out, const call_options& options = {}) {
     detail::check_count("all_to_all", "out", out.size(), in.size());
-    collectives::all_to_all(*context_, dtype_of_v<T>, sizeof(T), in.data(), out.data(),
+    collectives::all_to_all(ctx(), dtype_of_v<T>, sizeof(T), in.data(), out.data(),
                             own_block<const T>("all_to_all", in).size(), options);
   }
 
   /// In place: block r of `data` is sent to rank r and replaced by what that sends.
   template <element T, std::size_t N>
   void all_to_all(std::span<T, N> data, const call_options& options = {}) {
-    collectives::all_to_all(*context_, dtype_of_v<T>, sizeof(T), data.data(), data.data(),
+    collectives::all_to_all(ctx(), dtype_of_v<T>, sizeof(T), data.data(), data.data(),
                             own_block<T>("all_to_all", data).size(), options);
   }
 
   /// Run-time types: `count` elements a block.
   void all_to_all(const void* in, void* out, std::size_t count, dtype type,
                   const call_options& options = {}) {
-    collectives::all_to_all(*context_, type, size_of(type), in, out, count, options);
+    collectives::all_to_all(ctx(), type, size_of(type), in, out, count, options);
   }
 
-  /// Uneven: `in` holds send_counts[r] elements for each rank r and `out` gets recv_counts[r] of it,
-  /// both one behind the other, without displacements. Ranks need not know each other's counts, but
-  /// where i sends j another number than j expects of i, all get mismatch_error with both.
+  /// Uneven: `in` holds send_counts[r] elements for each rank r and `out` gets recv_counts[r] of
+  /// it, both one behind the other, without displacements. Ranks need not know each other's counts,
+  /// but where i sends j another number than j expects of i, all get mismatch_error with both.
   ///
   /// Cost: as all_to_all, in as many steps as the largest block between two ranks needs.
   template <class In, std::size_t N, element T, std::size_t M>
@@ -449,7 +461,7 @@ class communicator {
                         blocks_of<T>("all_to_all", "send_counts", send_counts).total());
     detail::check_count("all_to_all", "out", out.size(),
                         blocks_of<T>("all_to_all", "recv_counts", recv_counts).total());
-    collectives::all_to_all_uneven(*context_, dtype_of_v<T>, sizeof(T), in.data(), send_counts,
+    collectives::all_to_all_uneven(ctx(), dtype_of_v<T>, sizeof(T), in.data(), send_counts,
                                    out.data(), recv_counts, options);
   }
 
@@ -459,7 +471,7 @@ class communicator {
                   const call_options& options = {}) {
     detail::check_count("all_to_all", "data", data.size(),
                         blocks_of<T>("all_to_all", "counts", counts).total());
-    collectives::all_to_all_uneven(*context_, dtype_of_v<T>, sizeof(T), data.data(), counts,
+    collectives::all_to_all_uneven(ctx(), dtype_of_v<T>, sizeof(T), data.data(), counts,
                                    data.data(), counts, options);
   }
 
@@ -467,21 +479,21 @@ class communicator {
   void all_to_all(const void* in, std::span<const std::size_t> send_counts, void* out,
                   std::span<const std::size_t> recv_counts, dtype type,
                   const call_options& options = {}) {
-    collectives::all_to_all_uneven(*context_, type, size_of(type), in, send_counts, out,
+    collectives::all_to_all_uneven(ctx(), type, size_of(type), in, send_counts, out,
                                    recv_counts, options);
   }
 
   /// Copies the root's `data` to every rank.
   template <element T, std::size_t N>
   void broadcast(std::span<T, N> data, int root = 0, const call_options& options = {}) {
-    collectives::broadcast(*context_, dtype_of_v<T>, sizeof(T), data.data(), data.size(), root,
+    collectives::broadcast(ctx(), dtype_of_v<T>, sizeof(T), data.data(), data.size(), root,
                            options);
   }
 
   /// Run-time types.
   void broadcast(void* data, std::size_t count, dtype type, int root,
                  const call_options& options = {}) {
-    collectives::broadcast(*context_, type, size_of(type), data, count, root, options);
+    collectives::broadcast(ctx(), type, size_of(type), data, count, root, options);
   }
 
   /// Sends `data` to rank `destination`, which receives it with recv. Returns when `data` may be
@@ -494,34 +506,34 @@ class communicator {
     requires element<std::remove_const_t<T>>
   void send(std::span<T, N> data, int destination, const call_options& options = {}) {
     using type = std::remove_const_t<T>;
-    collectives::send(*context_, dtype_of_v<type>, sizeof(type), data.data(), data.size(),
+    collectives::send(ctx(), dtype_of_v<type>, sizeof(type), data.data(), data.size(),
                       destination, options);
   }
 
   /// Run-time types.
   void send(const void* data, std::size_t count, dtype type, int destination,
             const call_options& options = {}) {
-    collectives::send(*context_, type, size_of(type), data, count, destination, options);
+    collectives::send(ctx(), type, size_of(type), data, count, destination, options);
   }
 
   /// Receives into `data` what rank `source` sends; see send. From this rank itself: what it has
   /// sent before.
   template <element T, std::size_t N>
   void recv(std::span<T, N> data, int source, const call_options& options = {}) {
-    collectives::recv(*context_, dtype_of_v<T>, sizeof(T), data.data(), data.size(), source,
+    collectives::recv(ctx(), dtype_of_v<T>, sizeof(T), data.data(), data.size(), source,
                       options);
   }
 
   /// Run-time types.
   void recv(void* data, std::size_t count, dtype type, int source,
             const call_options& options = {}) {
-    collectives::recv(*context_, type, size_of(type), data, count, source, options);
+    collectives::recv(ctx(), type, size_of(type), data, count, source, options);
   }
 
-  /// Forms groups: the ranks that pass the same `color` (0 or more) get a communicator of their own,
-  /// in the order of their `key`s, ranks of the same key in the order they have here. The group has
-  /// flags, a workspace, a deadline and an abort state of its own; it works side by side with this
-  /// communicator and may outlive it.
+  /// Forms groups: the ranks that pass the same `color` (0 or more) get a communicator of their
+  /// own, in the order of their `key`s, ranks of the same key in the order they have here. The
+  /// group has flags, a workspace, a deadline and an abort state of its own; it works side by side
+  /// with this communicator and may outlive it.
   ///
   /// Collective: all ranks call split or split_or_none; they return when all groups have met.
   /// Throws:     as a collective; rendezvous_error or transport_error where a group cannot be made.
@@ -544,16 +556,36 @@ class communicator {
   }
   std::optional<communicator> split_or_none(int color, int key, communicator_options options) {
     check_options(options);
-    std::optional<Transport> group = collectives::split(*context_, color, key);
+    std::optional<Transport> group = collectives::split(ctx(), color, key);
     if (!group) return std::nullopt;
     return std::optional<communicator>(std::in_place, std::move(*group), std::move(options));
   }
 
   /// Gives the communicator up on all ranks: calls that wait and later calls throw aborted_error
   /// with `reason`. From any thread; never blocks.
-  void abort(std::string_view reason = "abort() was called") noexcept { context_->abort(reason); }
+  void abort(std::string_view reason = "abort() was called") noexcept {
+    if (context_ != nullptr) context_->abort(reason);
+  }
+
+  /// Hands this communicator over to a queue whose calls return at once, as rankfold/async.hpp says;
+  /// `queue.release()` gives it back. Until then calls of this object throw std::logic_error.
+  template <class Queue = async_queue<Transport>>
+  Queue async() {
+    return Queue(std::move(*this));
+  }
 
  private:
+  friend class detail::async_engine<Transport>;
+
+  context<Transport>& ctx() const {
+    if (context_ == nullptr) [[unlikely]] {
+      throw std::logic_error(
+          "rankfold: this communicator was moved from, or handed over to a queue by async(): use the "
+          "queue, or take the communicator back by release()");
+    }
+    return *context_;
+  }
+
   static std::unique_ptr<context<Transport>> make_context(Transport transport,
                                                           communicator_options options) {
     check_options(options);
@@ -569,15 +601,33 @@ class communicator {
   }
 
   communicator_options inherited_options() const {
-    const wait_options& waiting = context_->waiting();
+    const wait_options& waiting = ctx().waiting();
     return {.timeout = waiting.timeout,
-            .tune = context_->tuning(),
+            .tune = ctx().tuning(),
             .interrupt = waiting.interrupt,
             .spin = std::chrono::duration_cast<std::chrono::microseconds>(waiting.spin)};
   }
 
-  std::size_t ranks() const noexcept { return static_cast<std::size_t>(size()); }
-  std::size_t own_index() const noexcept { return static_cast<std::size_t>(rank()); }
+  std::size_t ranks() const { return static_cast<std::size_t>(size()); }
+
+  /// The reducer that all_reduce needs: over several hosts, it folds in parts.
+  template <class T, class Op, class Arch>
+  static kernel::reducer reducer_of(const Op& op) {
+    if constexpr (algorithms::has_hosts<context<Transport>>) {
+      return kernel::reducer_in_parts_for<T, Op, Arch>(op);
+    } else {
+      return kernel::reducer_for<T, Op, Arch>(op);
+    }
+  }
+  template <class Arch>
+  static kernel::reducer reducer_of(dtype type, reduction op) {
+    if constexpr (algorithms::has_hosts<context<Transport>>) {
+      return kernel::reducer_in_parts_for<Arch>(type, op);
+    } else {
+      return kernel::reducer_for<Arch>(type, op);
+    }
+  }
+  std::size_t own_index() const { return static_cast<std::size_t>(rank()); }
 
   template <class T>
   std::span<T> own_block(std::string_view name, std::span<T> data) const {

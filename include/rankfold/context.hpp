@@ -277,7 +277,13 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     }
   }
 
-  void nudge() noexcept { pairs_.ring(rank_); }
+  void nudge() noexcept {
+    pairs_.ring(rank_);
+    // A call that is about to sleep and misses this looks again after long_nap.
+    if (std::uint32_t* const word = sleeping_on_.load()) {
+      detail::futex_wake(word, Transport::crosses_processes);
+    }
+  }
 
   bool has_own_message() const noexcept { return pairs_.has_own_message(); }
 
@@ -432,8 +438,11 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     std::uint64_t& word = peers_[static_cast<std::size_t>(r)].lines[s & 1].word;
     std::uint32_t& sleepers = detail::sleepers_of(transport_.segment(r)).count;
     clock::time_point looked = clock::now();
+    // A call that moves on other things, too, may be nudged to look for new ones.
+    const bool moves = static_cast<bool>(waiting_.progress);
+    const sleeping_place place(*this, moves ? detail::low_half(&word) : nullptr);
     for (;;) {
-      const bool busy = waiting_.progress && waiting_.progress();
+      const bool busy = moves && waiting_.progress();
       // seq_cst pair: pairs with exchange(word), load(sleepers) in publish.
       std::atomic_ref(sleepers).fetch_add(1, std::memory_order_seq_cst);
       const std::uint64_t now = std::atomic_ref(word).load(std::memory_order_seq_cst);
@@ -443,7 +452,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
         detail::futex_wait(
             detail::low_half(&word), static_cast<std::uint32_t>(now),
             (std::clamp)(std::chrono::nanoseconds(left), std::chrono::nanoseconds(1000),
-                         busy ? waiting_.nap : slice),
+                         busy ? waiting_.nap : moves ? long_nap : slice),
             Transport::crosses_processes);
       }
       // seq_cst for simplicity: only a count.
@@ -451,7 +460,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
       if (arrived(r, s)) return;
       if (marked(r, s) || this->recorded()) this->found_record();
       const clock::time_point now_looked = clock::now();
-      if (!busy || now_looked - looked >= slice) {
+      if (!moves || now_looked - looked >= slice) {
         looked = now_looked;
         check_alive(r, s, for_all);
         if (waiting_.interrupt) waiting_.interrupt();
@@ -459,6 +468,15 @@ class context<Transport> : public detail::context_base<context<Transport>> {
       if (now_looked >= deadline_) timed_out(r, s, for_all);
     }
   }
+
+  /// Says on which word a call sleeps, for nudge.
+  struct sleeping_place {
+    sleeping_place(context& c, std::uint32_t* word) : self(c) { self.sleeping_on_.store(word); }
+    ~sleeping_place() { self.sleeping_on_.store(nullptr); }
+    sleeping_place(const sleeping_place&) = delete;
+    sleeping_place& operator=(const sleeping_place&) = delete;
+    context& self;
+  };
 
   /// The ranks of this wait that have not published step `s`.
   std::vector<int> missing(int r, std::uint64_t s, bool for_all) const {
@@ -525,6 +543,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   }
 
   static constexpr int yields = 1;
+  static constexpr std::chrono::milliseconds long_nap{5};
 
   Transport transport_;
   std::size_t half_bytes_ = 0;
@@ -537,6 +556,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   detail::pair_channels pairs_;
   detail::cpu_mask pair_cpus_;
   bool pairs_spin_ = false;
+  std::atomic<std::uint32_t*> sleeping_on_{nullptr};
 };
 
 RANKFOLD_END_NAMESPACE

@@ -41,7 +41,9 @@ enum class collective : std::uint8_t {
 /// - `one_shot`: every rank stages its data, every rank that needs them reads them.
 /// - `two_shot`: each rank reduces a slice and the others fetch it; pipelined (all_reduce and
 ///   reduce only).
-enum class algorithm : std::uint8_t { automatic, inline_line, one_shot, two_shot };
+/// - `two_level`: inside each host over memory, between hosts over messages; pipelined (all_reduce
+///   over several hosts only).
+enum class algorithm : std::uint8_t { automatic, inline_line, one_shot, two_shot, two_level };
 
 constexpr std::string_view name_of(collective c) noexcept {
   switch (c) {
@@ -91,6 +93,8 @@ constexpr std::string_view name_of(algorithm a) noexcept {
       return "one_shot";
     case algorithm::two_shot:
       return "two_shot";
+    case algorithm::two_level:
+      return "two_level";
   }
   return "unknown algorithm";
 }
@@ -160,7 +164,13 @@ struct fingerprint {
     const auto root = words[1] >> 32 & 0xfff;
     const auto tag = words[1] >> 44;
     std::string text(name_of(what()));
-    if (what() != collective::barrier && what() != collective::split) {
+    if (is_uneven(what())) {
+      // Of its counts, which ranks need not know of each other, there is only a user's size.
+      text.append(" of ");
+      text.append(type == dtype::user
+                      ? "a user's type of " + std::to_string(count()) + " bytes an element"
+                      : std::string(name_of(type)));
+    } else if (what() != collective::barrier && what() != collective::split) {
       text.append(" of ").append(std::to_string(count()));
       text.append(type == dtype::user ? " bytes of a user's type"
                                       : " × " + std::string(name_of(type)));

@@ -4,10 +4,10 @@
 // rail is what the ranks with the same place on their hosts form.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -17,6 +17,8 @@
 #include "rankfold/context_base.hpp"
 #include "rankfold/detail/canonical_tree.hpp"
 #include "rankfold/detail/config.hpp"
+#include "rankfold/kernel/partial.hpp"
+#include "rankfold/kernel/reducer.hpp"
 #include "rankfold/message_context.hpp"
 #include "rankfold/transport.hpp"
 #include "rankfold/transport/hierarchical.hpp"
@@ -117,7 +119,17 @@ class context<hierarchical_transport<Memory, Message>>
       : holder{std::move(transport)},
         flat(detail::message_view<Message>(holder::held.global(), all_ranks(layout()), 0), tune,
              waiting),
-        tree_(layout().host_of) {
+        units_(detail::canonical_units(
+            flat::size(), [&](int r) { return layout().host_of[static_cast<std::size_t>(r)]; })),
+        plan_(units_),
+        operands_(plan_.depth()),
+        slots_(static_cast<std::size_t>(plan_.slots()) * 8192),
+        partials_(units_.size()),
+        units_of_(layout().hosts()) {
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      units_of_[static_cast<std::size_t>(units_[u].owner)].push_back(u);
+    }
+    for (const auto& units : units_of_) most_units_ = (std::max)(most_units_, units.size());
     const auto others = [this, theirs = waiting.progress] {
       if (theirs) theirs();
       if (rail_) rail_->progress();
@@ -148,17 +160,45 @@ class context<hierarchical_transport<Memory, Message>>
 
   /// The steps among the ranks of this host.
   local_context& local() noexcept { return *local_; }
+  std::size_t local_half_bytes() const noexcept { return local_->half_bytes(); }
   /// The steps among the ranks of this rank's rail, one a host, in the order of hosts; none for
   /// ranks whose place not every host has.
   rail_context* rail() noexcept { return rail_.get(); }
 
-  /// How partial folds of the hosts make the canonical fold.
-  const detail::host_tree& tree() const noexcept { return tree_; }
+  /// What the hosts can fold alone, in the order of the canonical tree.
+  const detail::tree_unit& unit(std::size_t u) const noexcept { return units_[u]; }
+  std::span<const std::size_t> units_of(std::size_t host) const noexcept { return units_of_[host]; }
+  std::size_t most_units() const noexcept { return most_units_; }
+
+  /// Room for the place of each unit's partials; see finish_units.
+  const void** partials() noexcept { return partials_.data(); }
+
+  /// Folds the partials of all units, at partials(), into `count` elements at `out`.
+  void finish_units(const kernel::reducer& reducer, void* out, std::size_t count) {
+    detail::run_plan(plan_, reducer, {operands_, slots_}, partials_.data(), out, count);
+  }
+
+  /// Runs one call that makes steps among all ranks. It is also a step inside each host and of the
+  /// first rail: where it meets a call that makes steps there, both notice.
+  template <class Body>
+  void run(const fingerprint& call, Body&& body) {
+    flat::run(call, [&] {
+      if (call.what() != collective::send_recv) {
+        const auto show = [](auto& part) {
+          part.next_step();
+          part.publish();
+        };
+        local_->run_part(*this, call, [&] { show(*local_); });
+        if (local_->rank() == 0) rail_->run_part(*this, call, [&] { show(*rail_); });
+      }
+      body();
+    });
+  }
 
   /// Runs `body`, which makes steps of `local` and `rail`, as one call.
   template <class Body>
   void run_two_level(const fingerprint& call, Body&& body) {
-    this->run(call, [&] {
+    flat::run(call, [&] {
       local_->run_part(*this, call, [&] {
         if (rail_) {
           rail_->run_part(*this, call, body);
@@ -176,7 +216,13 @@ class context<hierarchical_transport<Memory, Message>>
     return ranks;
   }
 
-  detail::host_tree tree_;
+  std::vector<detail::tree_unit> units_;
+  detail::unit_plan plan_;
+  std::vector<const void*> operands_;
+  std::vector<std::byte> slots_;
+  std::vector<const void*> partials_;
+  std::vector<std::vector<std::size_t>> units_of_;
+  std::size_t most_units_ = 0;
   std::unique_ptr<local_context> local_;
   std::unique_ptr<rail_context> rail_;
 };

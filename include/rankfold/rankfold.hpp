@@ -3,6 +3,7 @@
 #pragma once
 
 #include "rankfold/assert.hpp"
+#include "rankfold/async.hpp"
 #include "rankfold/bootstrap/environment.hpp"
 #include "rankfold/communicator.hpp"
 #include "rankfold/dtype.hpp"

@@ -21,12 +21,17 @@ struct tuning {
   /// How many bytes a rank stages in one step, as far as the workspace has room.
   std::size_t chunk_bytes = 512 * 1024;
 
+  /// Over several hosts, one rank a host exchanges up to this many bytes with the other hosts;
+  /// above it as many as every host has, a slice each.
+  std::size_t one_rail_max_bytes = 16 * 1024;
+
   friend bool operator==(const tuning&, const tuning&) = default;
 
   /// What ranks compare; never 0.
   std::uint64_t hash() const noexcept {
     std::uint64_t h = 0xcbf29ce484222325;  // FNV-1a over the fields
-    for (const std::size_t field : {inline_max_bytes, one_shot_max_bytes, chunk_bytes}) {
+    for (const std::size_t field :
+         {inline_max_bytes, one_shot_max_bytes, chunk_bytes, one_rail_max_bytes}) {
       for (int byte = 0; byte < 8; ++byte) {
         h = (h ^ ((static_cast<std::uint64_t>(field) >> (8 * byte)) & 0xff)) * 0x100000001b3;
       }

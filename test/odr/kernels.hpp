@@ -6,12 +6,14 @@
 
 #include "rankfold/kernel/convert.hpp"
 #include "rankfold/kernel/fold.hpp"
+#include "rankfold/kernel/partial.hpp"
 
 /// A fold of two arrays of float in each kind of code: vectors, the tail, the stack of many inputs,
 /// conversions, an operator of the user's.
 struct kernel_list {
   std::array<rankfold::kernel::fold_function, 6> folds;
   std::array<rankfold::kernel::convert_function, 4> conversions;
+  std::array<rankfold::kernel::partial_reducer, 2> partials;
   rankfold::kernel::fold_function scalar;
 };
 
@@ -23,10 +25,12 @@ struct smaller_magnitude {
 template <class Unit>
 kernel_list kernels() {
   using namespace rankfold;
-  return {{kernel::fold_for<float, sum>(), kernel::fold_for<double, avg>(),
-           kernel::fold_for<bfloat16, sum>(), kernel::fold_for<float16, rankfold::max>(),
-           kernel::fold_for<std::int8_t, prod>(), kernel::fold_for<float, smaller_magnitude>()},
-          {kernel::convert_for<float, bfloat16>(), kernel::convert_for<bfloat16, float>(),
-           kernel::convert_for<float, float16>(), kernel::convert_for<float16, float>()},
-          kernel::fold_for<float, sum, simd::scalar>()};
+  return {
+      {kernel::fold_for<float, sum>(), kernel::fold_for<double, avg>(),
+       kernel::fold_for<bfloat16, sum>(), kernel::fold_for<float16, rankfold::max>(),
+       kernel::fold_for<std::int8_t, prod>(), kernel::fold_for<float, smaller_magnitude>()},
+      {kernel::convert_for<float, bfloat16>(), kernel::convert_for<bfloat16, float>(),
+       kernel::convert_for<float, float16>(), kernel::convert_for<float16, float>()},
+      {kernel::partial_reducer_for<bfloat16, sum>(), kernel::partial_reducer_for<float16, avg>()},
+      kernel::fold_for<float, sum, simd::scalar>()};
 }

@@ -81,6 +81,22 @@ void check_kernels() {
     avx2.conversions[i](in[0], b.data(), size / 4);
     check(a == b, "conversion " + std::to_string(i) + " differs");
   }
+  for (std::size_t i = 0; i < base.partials.size(); ++i) {
+    const auto& x = base.partials[i];
+    const auto& y = avx2.partials[i];
+    const std::string name = " of partial_reducer " + std::to_string(i);
+    check(x.fold != y.fold, "fold" + name + " is one function");
+    check(x.combine != y.combine, "combine" + name + " is one function");
+    check(x.finish != y.finish, "finish" + name + " is one function");
+    std::vector<std::byte> a(2 * size);
+    std::vector<std::byte> b(2 * size);
+    x.fold(nullptr, in.data(), n, a.data(), size / 2);
+    y.fold(nullptr, in.data(), n, b.data(), size / 2);
+    check(a == b, "fold" + name + " differs");
+    x.finish(nullptr, in.data(), n, 2 * n, a.data(), size / 4);
+    y.finish(nullptr, in.data(), n, 2 * n, b.data(), size / 4);
+    check(a == b, "finish" + name + " differs");
+  }
   check(base.scalar != avx2.scalar, "the scalar fold is one function");
 }
 

@@ -137,7 +137,22 @@ class buffer {
 // --- calls
 // ----------------------------------------------------------------------------------------
 
-enum class kind { all_reduce, reduce_scatter, all_gather, broadcast, barrier };
+enum class kind {
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
+  uneven_reduce_scatter,
+  uneven_all_gather,
+  uneven_gather,
+  uneven_scatter,
+  uneven_all_to_all,
+  barrier
+};
 enum class of_type { float_sum, float_max, int_sum, short_xor, affine_compose };
 
 struct call {
@@ -149,7 +164,19 @@ struct call {
   std::uint64_t seed = 0;
 
   std::string text() const {
-    return std::array{"all_reduce", "reduce_scatter", "all_gather", "broadcast",
+    return std::array{"all_reduce",
+                      "reduce_scatter",
+                      "all_gather",
+                      "broadcast",
+                      "reduce",
+                      "gather",
+                      "scatter",
+                      "all_to_all",
+                      "uneven reduce_scatter",
+                      "uneven all_gather",
+                      "uneven gather",
+                      "uneven scatter",
+                      "uneven all_to_all",
                       "barrier"}[static_cast<std::size_t>(what)] +
            std::string(" of ") + std::to_string(count) + " × type " +
            std::to_string(static_cast<int>(type)) + ", root " + std::to_string(root) +

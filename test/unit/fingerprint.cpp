@@ -64,6 +64,30 @@ TEST_CASE("a user's type is counted in bytes, so that ranks with other sizes are
         "all_reduce of 24 bytes of a user's type by user operator 2147483653, tag 0");
 }
 
+TEST_CASE("a rooted collective says where its root stands", "[fingerprint]") {
+  const auto text = [](collective what) {
+    return fingerprint::of(what, 5, dtype::int32, 0, algorithm::automatic, 7, 0).describe();
+  };
+  CHECK(text(collective::broadcast) == "broadcast of 5 × int32 from root 7, tag 0");
+  CHECK(text(collective::scatter) == "scatter of 5 × int32 from root 7, tag 0");
+  CHECK(text(collective::gather) == "gather of 5 × int32 to root 7, tag 0");
+  CHECK(text(collective::reduce) == "reduce of 5 × int32 to root 7, tag 0");
+  CHECK(text(collective::scatter_uneven) == "scatter (uneven) of int32 from root 7, tag 0");
+  CHECK(text(collective::gather_uneven) == "gather (uneven) of int32 to root 7, tag 0");
+  CHECK(text(collective::all_to_all) == "all_to_all of 5 × int32, tag 0");
+}
+
+TEST_CASE("an uneven collective has no count, but the size of a user's type", "[fingerprint]") {
+  const auto text = [](dtype type) {
+    return fingerprint::of(collective::all_to_all_uneven, 12, type, 0, algorithm::one_shot, 0, 3)
+        .describe();
+  };
+  CHECK(text(dtype::float16) == "all_to_all (uneven) of float16, algorithm one_shot, tag 3");
+  CHECK(text(dtype::user) ==
+        "all_to_all (uneven) of a user's type of 12 bytes an element, "
+        "algorithm one_shot, tag 3");
+}
+
 TEST_CASE("a count or tag that does not fit is refused", "[fingerprint]") {
   CHECK_NOTHROW(
       detail::check_call("all_reduce", fingerprint::max_count, {.tag = fingerprint::max_tag}));

@@ -15,6 +15,27 @@ RANKFOLD_BEGIN_NAMESPACE
 
 namespace algorithms {
 
+/// Whether a context has ranks on several hosts; see hierarchical_context.hpp.
+template <class Context>
+concept has_hosts = requires(const Context& ctx) { ctx.layout().hosts(); };
+
+/// Whether hosts of this context have several ranks, and a two-level algorithm for elements of this
+/// size fits in the workspaces.
+template <class Context>
+bool has_two_levels(const Context& ctx, std::size_t element_size) {
+  if constexpr (has_hosts<Context>) {
+    const std::size_t hosts = ctx.layout().hosts();
+    // The least that two_level.hpp cuts: whole cache lines, a share a host; partials are twice as
+    // large as elements at most.
+    const std::size_t share = detail::elements_per_line(element_size) * element_size * hosts;
+    return hosts < static_cast<std::size_t>(ctx.size()) &&
+           (ctx.layout().rails() + 1) * share <= ctx.local_half_bytes() &&
+           (ctx.most_units() + 1) * 2 * share <= ctx.half_bytes();
+  } else {
+    return false;
+  }
+}
+
 /// The algorithm of a call in which the rank that stages most stages `bytes`, of elements of
 /// `element_size` bytes. Throws std::invalid_argument where `asked` cannot do it.
 template <class Context>
@@ -54,8 +75,19 @@ algorithm select(const Context& ctx, collective what, algorithm asked, std::size
       if (!has_two_shot) refuse("is for all_reduce and reduce only");
       if (!can_two_shot) refuse("needs a larger workspace for this element and number of ranks");
       return asked;
+    case algorithm::two_level:
+      if (what != collective::all_reduce) refuse("is for all_reduce only");
+      if (!has_two_levels(ctx, element_size)) {
+        refuse(
+            "is for several hosts of which one has several ranks, and needs a workspace with "
+            "room for this element");
+      }
+      return asked;
     default:
       refuse("is unknown");
+  }
+  if (what == collective::all_reduce && has_two_levels(ctx, element_size)) {
+    return algorithm::two_level;
   }
   if (fits_line) return algorithm::inline_line;
   // Two ranks read as much either way, and one_shot waits once less.

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <vector>
 
 #include "rankfold/detail/canonical_tree.hpp"
 #include "rankfold/detail/config.hpp"
@@ -37,12 +36,12 @@ namespace algorithms {
 template <class Context>
 class two_level {
  public:
-  two_level(Context& ctx, const kernel::reducer& reducer, const kernel::partial_reducer& partial,
-            const void* in, void* out, std::size_t count)
+  two_level(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
+            std::size_t count)
       : ctx_(ctx),
         local_(ctx.local()),
         reducer_(reducer),
-        partial_(partial),
+        partial_(*reducer.partial),
         in_(static_cast<const std::byte*>(in)),
         out_(static_cast<std::byte*>(out)),
         count_(count),
@@ -52,7 +51,7 @@ class two_level {
         host_(static_cast<std::size_t>(
             ctx.layout().host_of[static_cast<std::size_t>(ctx.transport().rank())])),
         place_(static_cast<std::size_t>(local_.rank())),
-        units_(ctx.tree().most_units()) {
+        units_(ctx.most_units()) {
     const std::size_t bytes = count * size_;
     carriers_ = bytes <= ctx.tuning().one_rail_max_bytes ? 1 : ctx.layout().rails();
     carries_ = place_ < carriers_;
@@ -165,7 +164,7 @@ class two_level {
     if (round < chunks_) {
       for (std::size_t h = 0; h < (scattered_ ? hosts_ : 1); ++h) {
         const bounds s = share(round, h);
-        const std::size_t units = ctx_.tree().units_of(host_).size();
+        const std::size_t units = ctx_.units_of(host_).size();
         for (std::size_t u = 0; u < units; ++u) {
           fold_unit(round, s, u, rail.half(rail.rank()) + partial_offset(h, u));
         }
@@ -185,7 +184,7 @@ class two_level {
   }
 
   void fold_unit(std::size_t round, const bounds& s, std::size_t u, std::byte* to) {
-    const detail::tree_unit& unit = ctx_.tree().units_of(host_)[u];
+    const detail::tree_unit& unit = ctx_.unit(ctx_.units_of(host_)[u]);
     const void** const inputs = local_.inputs();
     const std::size_t inside = s.begin - slice(round, place_).begin;
     for (int i = 0; i < unit.count; ++i) {
@@ -229,45 +228,16 @@ class two_level {
                  out_ + s.begin * size_, s.count * size_);
   }
 
-  /// The last folds: the partials of all hosts, along the tree, to `out`; in pieces that stay in
-  /// the first cache.
+  /// The last folds, of the partials of all hosts, to `out`.
   void finish_share(const bounds& s) {
     auto& rail = *ctx_.rail();
-    const auto& tree = ctx_.tree();
-    const int total = ctx_.transport().size();
-    const std::size_t piece = (std::max)(line_, detail::round_down(8192 / partial_.size, line_));
-    std::vector<std::byte*>& at = ctx_.unit_places();
-    for (std::size_t begin = 0; begin < s.count; begin += piece) {
-      const std::size_t now = (std::min)(piece, s.count - begin);
-      for (std::size_t h = 0; h < hosts_; ++h) {
-        for (std::size_t u = 0; u < tree.units_of(h).size(); ++u) {
-          at[static_cast<std::size_t>(tree.units_of(h)[u].slot)] =
-              rail.half(static_cast<int>(h)) + partial_offset(host_, u) + begin * partial_.size;
-        }
+    for (std::size_t h = 0; h < hosts_; ++h) {
+      for (std::size_t u = 0; u < ctx_.units_of(h).size(); ++u) {
+        ctx_.partials()[ctx_.units_of(h)[u]] =
+            rail.half(static_cast<int>(h)) + partial_offset(host_, u);
       }
-      std::byte* const to = out_ + (s.begin + begin) * size_;
-      if (tree.plan().empty()) {
-        partial_.finish(reducer_.op, at[0], total, to, now);
-        continue;
-      }
-      for (std::size_t i = 0; i + 1 < tree.plan().size(); ++i) {
-        const auto& step = tree.plan()[i];
-        std::byte*& left = at[static_cast<std::size_t>(step.left)];
-        std::byte* const right = at[static_cast<std::size_t>(step.right)];
-        // Not into what this rank is still sending.
-        std::byte* const into = own(left) ? right : left;
-        partial_.combine(reducer_.op, left, right, into, now);
-        left = into;
-      }
-      const auto& last = tree.plan().back();
-      partial_.combine_finish(reducer_.op, at[static_cast<std::size_t>(last.left)],
-                              at[static_cast<std::size_t>(last.right)], total, to, now);
     }
-  }
-
-  bool own(const std::byte* p) const {
-    const std::byte* const half = ctx_.rail()->half(ctx_.rail()->rank());
-    return p >= half && p < half + ctx_.rail()->half_bytes();
+    ctx_.finish_units(reducer_, out_ + s.begin * size_, s.count);
   }
 
   Context& ctx_;
@@ -293,16 +263,16 @@ class two_level {
   bool scattered_ = false;
 };
 
-/// Folds `count` elements over all ranks; see two_level.
+/// Folds `count` elements over all ranks; see two_level. `reducer` is one of
+/// kernel::reducer_in_parts_for.
 ///
 /// Cost: between hosts a rank sends and receives (H - 1) · bytes / R, or 2 (H - 1) / H · bytes / R
-/// where that is less, for H hosts of at least R ranks, in partials (twice that for 16-bit floats);
-/// inside a host as two_shot.
+/// where that is much less, for H hosts of at least R ranks, in partials (twice as large for sums
+/// and products of 16-bit floats); inside a host as two_shot.
 template <class Context>
-void two_level_all_reduce(Context& ctx, const kernel::reducer& reducer,
-                          const kernel::partial_reducer& partial, const void* in, void* out,
+void two_level_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
                           std::size_t count) {
-  two_level<Context>(ctx, reducer, partial, in, out, count).run();
+  two_level<Context>(ctx, reducer, in, out, count).run();
 }
 
 }  // namespace algorithms

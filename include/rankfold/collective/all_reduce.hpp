@@ -6,6 +6,7 @@
 #include "rankfold/algorithm/inline_line.hpp"
 #include "rankfold/algorithm/one_shot.hpp"
 #include "rankfold/algorithm/select.hpp"
+#include "rankfold/algorithm/two_level.hpp"
 #include "rankfold/algorithm/two_shot.hpp"
 #include "rankfold/detail/buffers.hpp"
 #include "rankfold/detail/config.hpp"
@@ -28,17 +29,32 @@ void all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, vo
   const algorithm how = algorithms::select(ctx, collective::all_reduce, options.algorithm, bytes,
                                            reducer.element_size);
   const detail::fp_environment environment;
-  ctx.run(fingerprint::of(collective::all_reduce, reducer.type == dtype::user ? bytes : count,
-                          reducer.type, reducer.operator_id, how, 0, options.tag),
-          [&] {
-            if (how == algorithm::inline_line) {
-              algorithms::inline_line_all_reduce(ctx, reducer, in, out, count);
-            } else if (how == algorithm::two_shot && ctx.size() > 1) {
-              algorithms::two_shot_all_reduce(ctx, reducer, in, out, count);
-            } else {
-              algorithms::one_shot_all_reduce(ctx, reducer, in, out, count);
-            }
-          });
+  const fingerprint print =
+      fingerprint::of(collective::all_reduce, reducer.type == dtype::user ? bytes : count,
+                      reducer.type, reducer.operator_id, how, 0, options.tag);
+  const auto on_one_level = [&](auto& context, algorithm chosen) {
+    if (chosen == algorithm::inline_line) {
+      algorithms::inline_line_all_reduce(context, reducer, in, out, count);
+    } else if (chosen == algorithm::two_shot && context.size() > 1) {
+      algorithms::two_shot_all_reduce(context, reducer, in, out, count);
+    } else {
+      algorithms::one_shot_all_reduce(context, reducer, in, out, count);
+    }
+  };
+  if constexpr (algorithms::has_hosts<Context>) {
+    if (how == algorithm::two_level) {
+      return ctx.run_two_level(print, [&] {
+        if (ctx.layout().hosts() == 1) {
+          on_one_level(ctx.local(),
+                       algorithms::select(ctx.local(), collective::all_reduce, algorithm::automatic,
+                                          bytes, reducer.element_size));
+        } else {
+          algorithms::two_level_all_reduce(ctx, reducer, in, out, count);
+        }
+      });
+    }
+  }
+  ctx.run(print, [&] { on_one_level(ctx, how); });
 }
 
 }  // namespace collectives

@@ -16,12 +16,15 @@ RANKFOLD_BEGIN_NAMESPACE
 
 namespace kernel {
 
+struct partial_reducer;  // kernel/partial.hpp
+
 struct reducer {
   fold_function fold;
   const void* op;
   std::size_t element_size;
   dtype type;
   std::uint32_t operator_id;
+  const partial_reducer* partial = nullptr;  ///< only of `reducer_in_parts_for`
 };
 
 /// The reducer of T by `op`, which must outlive it.

@@ -101,6 +101,30 @@ inline void keep_for_ever(std::shared_ptr<const void> memory) noexcept {
   [[maybe_unused]] const never_destroyed kept(std::move(memory));
 }
 
+/// Whether this thread is in a call of MPI that rankfold has made.
+inline constinit thread_local bool in_mpi_call = false;
+
+/// One thread's turn to call MPI.
+class mpi_turn {
+ public:
+  mpi_turn() = default;
+  explicit mpi_turn(std::unique_lock<std::mutex> lock) noexcept : lock_(std::move(lock)) {
+    in_mpi_call = taken_ = true;
+  }
+  mpi_turn(mpi_turn&& other) noexcept
+      : lock_(std::move(other.lock_)), taken_(std::exchange(other.taken_, false)) {}
+  mpi_turn& operator=(mpi_turn&&) = delete;
+  ~mpi_turn() {
+    if (taken_) in_mpi_call = false;
+  }
+
+  explicit operator bool() const noexcept { return taken_; }
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+  bool taken_ = false;
+};
+
 /// What all transports of this process share: whether MPI is there, which threads may call it, and
 /// the transfers that nobody asks for any more. One for the life of the process.
 ///
@@ -150,25 +174,31 @@ class mpi_process {
 
   int level() const noexcept { return level_; }
 
+  /// Notes a communicator of rankfold's own.
+  void add(MPI_Comm comm) {
+    const std::lock_guard lock(start_);
+    comms_.push_back(comm);
+  }
+
   /// One thread's turn to call MPI; throws where it may not.
-  std::unique_lock<std::mutex> turn(const char* operation) {
+  mpi_turn turn(const char* operation) {
     check_not_finalized(operation);
     if (generation_ != fork_generation()) [[unlikely]] {
       throw transport_error(std::string("rankfold: ") + operation +
                             ": MPI was initialised before fork(); a child cannot use it");
     }
-    if (level_ == MPI_THREAD_MULTIPLE) return {};
+    if (level_ == MPI_THREAD_MULTIPLE) return mpi_turn(std::unique_lock<std::mutex>());
     check_thread(operation);
-    return std::unique_lock(turns_);
+    return mpi_turn(std::unique_lock(turns_));
   }
 
-  /// The same for what may wait for another time: whether MPI may be called now.
-  bool try_turn(std::unique_lock<std::mutex>& lock) noexcept {
-    if (finalized_ || generation_ != fork_generation()) return false;
-    if (level_ == MPI_THREAD_MULTIPLE) return true;
-    if (!thread_may_call()) return false;
-    lock = std::unique_lock(turns_, std::try_to_lock);
-    return lock.owns_lock();
+  /// The same for what may wait for another time: no turn where MPI may not be called now.
+  mpi_turn try_turn() noexcept {
+    if (finalized_ || in_mpi_call || generation_ != fork_generation()) return {};
+    if (level_ == MPI_THREAD_MULTIPLE) return mpi_turn(std::unique_lock<std::mutex>());
+    if (!thread_may_call()) return {};
+    std::unique_lock lock(turns_, std::try_to_lock);
+    return lock.owns_lock() ? mpi_turn(std::move(lock)) : mpi_turn();
   }
 
   /// For good: a communicator of this process has failed, so that MPI_Finalize might wait for ever.
@@ -263,6 +293,7 @@ class mpi_process {
       for (kept& k : kept_) k.owner = nullptr;
     }
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    drain();
     while (poll() != 0) {
       if (std::chrono::steady_clock::now() >= until) return false;
       std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -270,19 +301,48 @@ class mpi_process {
     return true;
   }
 
+  /// Receives what nobody has, such as notices: MPI wants that done before it is finalised.
+  void drain() noexcept {
+    try {
+      const std::lock_guard lock(start_);
+      for (const MPI_Comm comm : comms_) {
+        for (;;) {
+          int flag = 0;
+          int bytes = 0;
+          MPI_Message message = MPI_MESSAGE_NULL;
+          MPI_Status status;
+          MPI_Request handle = MPI_REQUEST_NULL;
+          if (MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm, &flag, &message, &status) !=
+                  MPI_SUCCESS ||
+              flag == 0 || MPI_Get_count(&status, MPI_BYTE, &bytes) != MPI_SUCCESS) {
+            break;
+          }
+          auto room = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(bytes));
+          if (MPI_Imrecv(room->data(), bytes, MPI_BYTE, &message, &handle) != MPI_SUCCESS) break;
+          keep(handle, false, nullptr, std::move(room));
+        }
+      }
+    } catch (...) {
+      // Out of memory: MPI drops it then.
+    }
+  }
+
   void before_finalize() noexcept {
     if (!finalized_ && generation_ == fork_generation()) settle();
     finalized_ = true;
   }
 
-  /// At exit, where rankfold has initialised MPI.
+  /// At exit, where rankfold has initialised MPI. Not where MPI itself ends the program, from
+  /// within a call.
   void finalize() noexcept {
-    std::unique_lock<std::mutex> lock;
-    if (!failed_ && try_turn(lock) && settle()) MPI_Finalize();
+    if (failed_) return;
+    const mpi_turn turn = try_turn();
+    if (turn && settle()) MPI_Finalize();
   }
 
   std::mutex start_;
   bool started_ = false;
+  std::vector<MPI_Comm> comms_;  // of rankfold's own
   int level_ = MPI_THREAD_SINGLE;
   unsigned generation_ = fork_generation();
   std::mutex turns_;
@@ -430,6 +490,7 @@ class mpi_transport {
       const auto turn = process.turn("MPI_Comm_set_errhandler");
       detail::mpi_check(MPI_Comm_set_errhandler(link->comm, MPI_ERRORS_RETURN),
                         "MPI_Comm_set_errhandler");
+      process.add(link->comm);
     }
     made->link = std::move(link);
     made->workspace_bytes = options.workspace_bytes;
@@ -488,14 +549,13 @@ class mpi_transport {
   ~mpi_transport() {
     if (group_ == nullptr) return;
     detail::mpi_process& process = detail::mpi_process::instance();
-    std::unique_lock<std::mutex> turn;
-    const bool may_call = process.try_turn(turn);
-    if (may_call) send_queued_notice();
+    const detail::mpi_turn turn = process.try_turn();
+    if (turn) send_queued_notice();
     if (group_->hearing.handle_ != MPI_REQUEST_NULL) {
       process.keep(group_->hearing.handle_, true, group_.get(), group_->heard);
     }
     process.forget(group_.get());
-    if (may_call) process.poll();
+    if (turn) process.poll();
   }
 
   int rank() const noexcept { return group_->rank; }
@@ -548,8 +608,7 @@ class mpi_transport {
       auto copy = std::make_shared<std::vector<std::byte>>(key_bytes + notice.size());
       std::memcpy(copy->data(), &group_->context_key, key_bytes);
       std::copy(notice.begin(), notice.end(), copy->begin() + key_bytes);
-      std::unique_lock<std::mutex> turn;
-      if (process.try_turn(turn)) return send_notice(std::move(copy));
+      if (const detail::mpi_turn turn = process.try_turn()) return send_notice(std::move(copy));
       const std::lock_guard lock(group_->queue_mutex);
       group_->queued = std::move(copy);
       group_->has_queued = true;
@@ -673,7 +732,7 @@ class mpi_transport {
   }
 
   /// This thread's turn; first does what others have left for it.
-  std::unique_lock<std::mutex> enter(const char* operation) {
+  detail::mpi_turn enter(const char* operation) {
     detail::mpi_process& process = detail::mpi_process::instance();
     auto turn = process.turn(operation);
     if (group_->has_queued) [[unlikely]]

@@ -46,7 +46,48 @@ TEST_CASE("inline_line carries up to 40 bytes in one step, for every collective"
         for (std::size_t i = 0; i < count; ++i) {
           bad += data[i] != static_cast<std::uint8_t>((P - 1) * 50 + i * 3);
         }
+        for (int root = 0; root < ranks; ++root) {
+          const bool is_root = ctx.rank() == root;
+          std::vector<std::uint8_t> result(is_root ? count : 0);
+          ctx.run(test_call(count), [&] {
+            algorithms::inline_line_reduce(ctx, reducer, in.data(), result.data(), count, root);
+          });
+          for (std::size_t i = 0; i < result.size(); ++i) {
+            bad += result[i] != static_cast<std::uint8_t>(50 * (P * (P - 1) / 2) + P * i * 3);
+          }
+          std::vector<std::uint8_t> gathered(is_root ? count * P : 0);
+          ctx.run(test_call(count), [&] {
+            algorithms::inline_line_gather(ctx, in.data(), gathered.data(), count, root);
+          });
+          bad += is_root && gathered != all;
+        }
         if (count * P > 40) continue;
+        for (std::size_t root = 0; root < P; ++root) {
+          const bool is_root = rank == root;
+          std::vector<std::uint8_t> source(is_root ? count * P : 0);
+          for (std::size_t i = 0; i < source.size(); ++i) {
+            source[i] = static_cast<std::uint8_t>(root * 70 + i);
+          }
+          ctx.run(test_call(count), [&] {
+            algorithms::inline_line_scatter(ctx, source.data(), out.data(), count,
+                                            static_cast<int>(root));
+          });
+          for (std::size_t i = 0; i < count; ++i) {
+            bad += out[i] != static_cast<std::uint8_t>(root * 70 + rank * count + i);
+          }
+        }
+        std::vector<std::uint8_t> turned(count * P);
+        std::vector<std::uint8_t> rows(count * P);
+        for (std::size_t i = 0; i < rows.size(); ++i)
+          rows[i] = static_cast<std::uint8_t>(rank * 60 + i);
+        for (const bool in_place : {false, true}) {
+          std::vector<std::uint8_t>& to = in_place ? rows : turned;
+          ctx.run(test_call(count),
+                  [&] { algorithms::inline_line_all_to_all(ctx, rows.data(), to.data(), count); });
+          for (std::size_t i = 0; i < to.size(); ++i) {
+            bad += to[i] != static_cast<std::uint8_t>(i / count * 60 + rank * count + i % count);
+          }
+        }
         std::vector<std::uint8_t> blocks(count * P);
         for (std::size_t i = 0; i < blocks.size(); ++i)
           blocks[i] = static_cast<std::uint8_t>(rank + i);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <stdexcept>
+#include <string>
 
 #include "rankfold/tuning.hpp"
 #include "support/catch.hpp"
@@ -52,7 +53,7 @@ TEST_CASE("an algorithm that is asked for is taken or refused with the reason",
   CHECK_THROWS_WITH(pick(ctx, algorithm::inline_line, 44),
                     "all_reduce: algorithm inline_line carries 40 bytes at most, not 44");
   CHECK_THROWS_WITH(pick(ctx, algorithm::two_shot, 100, 1, collective::broadcast),
-                    "broadcast: algorithm two_shot is for all_reduce only");
+                    "broadcast: algorithm two_shot is for all_reduce and reduce only");
   CHECK_THROWS_AS(pick(ctx, static_cast<algorithm>(30), 100), std::invalid_argument);
 }
 
@@ -66,6 +67,25 @@ TEST_CASE(
   CHECK_THROWS_WITH(
       pick(ctx, algorithm::automatic, 9000, 9000),
       "all_reduce: an element of 9000 bytes does not fit in the workspace; raise workspace_bytes");
-  CHECK_THROWS_AS(pick(ctx, algorithm::automatic, 10000, 3000, collective::reduce_scatter),
+  // Two peers' slots of one element each.
+  CHECK(pick(ctx, algorithm::automatic, 10000, 4096, collective::reduce_scatter) ==
+        algorithm::one_shot);
+  CHECK_THROWS_AS(pick(ctx, algorithm::automatic, 10000, 4097, collective::reduce_scatter),
                   std::invalid_argument);
+  CHECK_THROWS_AS(pick(ctx, algorithm::automatic, 10000, 4097, collective::reduce_scatter_uneven),
+                  std::invalid_argument);
+}
+
+TEST_CASE("uneven blocks never travel in a line, of which not all ranks know",
+          "[algorithm][select]") {
+  const stub ctx;
+  for (const collective what :
+       {collective::reduce_scatter_uneven, collective::all_gather_uneven, collective::gather_uneven,
+        collective::scatter_uneven, collective::all_to_all_uneven}) {
+    CHECK(pick(ctx, algorithm::automatic, 0, 1, what) == algorithm::one_shot);
+    CHECK(pick(ctx, algorithm::one_shot, 8, 1, what) == algorithm::one_shot);
+    CHECK_THROWS_WITH(
+        pick(ctx, algorithm::inline_line, 8, 1, what),
+        std::string(name_of(what)) + ": algorithm inline_line is for blocks of one size only");
+  }
 }

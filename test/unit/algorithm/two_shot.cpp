@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rankfold/algorithm/two_shot.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -15,6 +16,20 @@ TEST_CASE("two_shot folds elements of any size in rank order, at every chunk edg
           "[algorithm][two_shot]") {
   ordered_blocks::check_all(
       32768, [](auto&&... arguments) { algorithms::two_shot_all_reduce(arguments...); });
+}
+
+TEST_CASE("two_shot to a root folds elements of any size in rank order, at every chunk edge",
+          "[algorithm][two_shot]") {
+  // Every rank is the root once, so that the check of all_reduce finds all results.
+  ordered_blocks::check_all(
+      32768, [](auto& ctx, const auto& reducer, const void* in, void* out, std::size_t count) {
+        std::vector<std::byte> kept(count * reducer.element_size);
+        for (int root = 0; root < ctx.size(); ++root) {
+          std::byte* const to = ctx.rank() == root ? kept.data() : nullptr;
+          algorithms::two_shot_reduce(ctx, reducer, in, to, count, root);
+        }
+        std::copy(kept.begin(), kept.end(), static_cast<std::byte*>(out));
+      });
 }
 
 TEST_CASE("two_shot takes one step a chunk and one more", "[algorithm][two_shot]") {

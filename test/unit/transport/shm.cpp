@@ -130,7 +130,8 @@ TEST_CASE("shm: ranks are processes that read each other's memory", "[transport]
       const shm_transport transport = shm_transport::connect(key, rank, size, small());
       if (transport.rank() != rank || transport.size() != size) return "wrong place";
       if (transport.name() != "shm" || !transport.valid()) return "wrong name, or not valid";
-      if (transport.segment_size() != 20480 + 8192) return "wrong size";
+      const auto pages = static_cast<std::size_t>(size == 1 ? 0 : size);  // for pairs
+      if (transport.segment_size() != 20480 + 8192 + 4096 * pages) return "wrong size";
       for (int r = 0; r < size; ++r) {
         const std::byte* segment = transport.segment(r);
         if (reinterpret_cast<std::uintptr_t>(segment) % 4096 != 0) return "not aligned";
@@ -397,7 +398,8 @@ TEST_CASE("shm: /dev/shm may be full, tiny or missing", "[transport][shm]") {
       shm_options options = small();
       options.workspace_bytes = 16 << 20;
       const shm_transport transport = shm_transport::connect(key, rank, 2, options);
-      std::memset(transport.segment(rank) + 20480 + 4096, 1, (16 << 20) - 4096);
+      std::memset(transport.segment(rank) + 20480 + 4096, 1,
+                  transport.segment_size() - 20480 - 4096);
       rendezvous_in_memory(transport, 0);
       return transport.segment(1 - rank)[transport.segment_size() - 1] == std::byte{1} ? "right"
                                                                                        : "wrong";
@@ -434,8 +436,8 @@ TEST_CASE("shm: limits of a process are errors, not signals", "[transport][shm]"
     const char* expected;
   };
   for (const limit_case& limited :
-       {limit_case{RLIMIT_FSIZE, 1 << 20, "need 64.0 MiB, have 1.0 MiB, a limit set by ulimit -f"},
-        limit_case{RLIMIT_AS, 0, "no address space for a segment of 64.0 MiB"}}) {
+       {limit_case{RLIMIT_FSIZE, 1 << 20, "need 64.2 MiB, have 1.0 MiB, a limit set by ulimit -f"},
+        limit_case{RLIMIT_AS, 0, "no address space for a segment of 64.2 MiB"}}) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     if (limited.resource == RLIMIT_AS) continue;  // the sanitizers need all of it
 #endif
@@ -505,7 +507,7 @@ TEST_CASE("shm: a cgroup's limit is an error before the kernel kills", "[transpo
   for (const rank_outcome& outcome : outcomes) {
     INFO(outcome.text);
     CHECK(outcome.signal == 0);
-    CHECK(contains(outcome.text, "need 80.0 MiB, have "));
+    CHECK(contains(outcome.text, "need 80.5 MiB, have "));
     CHECK(contains(outcome.text, name));
   }
 }
@@ -517,7 +519,7 @@ TEST_CASE("shm: memory that its owner could cut short, or of another shape, is r
    public:
     explicit liar(int what) : what_(what) {}
     rankfold::shared_segment create() override {
-      const ::off_t size = 20480 + 8192;
+      const ::off_t size = 20480 + 8192 + 8192;
       rankfold::shared_segment made;
       made.memory = rankfold::detail::file_descriptor(
           what_ == 4 ? ::open("/dev/null", O_RDWR | O_CLOEXEC)
@@ -539,7 +541,7 @@ TEST_CASE("shm: memory that its owner could cut short, or of another shape, is r
     int what_;
   };
   const char* const expected[] = {"",
-                                  "has 14336 bytes, expected 28672",
+                                  "has 18432 bytes, expected 36864",
                                   "has seals ",
                                   "says rank 0 of 0, layout 0, expected rank 1 of 2",
                                   "has 0 bytes",
@@ -554,7 +556,7 @@ TEST_CASE("shm: memory that its owner could cut short, or of another shape, is r
         rankfold::unix_socket_rendezvous({.key = key,
                                           .rank = 1,
                                           .size = 2,
-                                          .segment_bytes = 28672,
+                                          .segment_bytes = 36864,
                                           .timeout = 20s,
                                           .socket_path = {},
                                           .interrupt = {}},
@@ -584,7 +586,7 @@ TEST_CASE("shm: different options are an error on all ranks", "[transport][shm]"
   for (const rank_outcome& outcome : outcomes) {
     INFO(outcome.text);
     CHECK(outcome.error == "rendezvous_error");
-    CHECK(contains(outcome.text, "has segments of 36864 bytes, rank 0 of 28672"));
+    CHECK(contains(outcome.text, "has segments of 45056 bytes, rank 0 of 36864"));
   }
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures all_reduce of rankfold and its peers in one run, interleaved in rounds. See docs/performance.md.
+"""Measures collectives of rankfold and its peers in one run, interleaved in rounds. See docs/performance.md.
 
 Every contestant is a set of processes, one a rank, pinned one a CPU, asleep until their turn. In a round, at
 every size, a ping-pong between the CPUs is taken, then every contestant in random order, then the ping-pong
@@ -26,6 +26,7 @@ from rounds import Round, median  # noqa: E402
 ROOT = HERE.parent
 AGREEMENT = 1.3
 SMALLEST, LARGEST = 8, 64 << 20
+COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
 QUICK = [8, 64, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20]
 FIRST_STREAMING, LAST_EXCHANGE = 1 << 20, 4 << 20
 
@@ -52,7 +53,8 @@ def parse_arguments():
     add = parser.add_argument
     add("--quick", action="store_true", help="fewer sizes and rounds; for a look, not for a claim")
     add("--sizes", type=sizes_of, help="such as 8-64M (powers of two) or 64,8K,1M")
-    add("--dtypes", default="float32,bfloat16")
+    add("--collectives", default="all_reduce", help=f"'all', or of: {', '.join(COLLECTIVES)}")
+    add("--dtypes", help="default float32,bfloat16; float32 where other collectives are measured, too")
     add("--ranks", type=int, default=2, help="default 2; more than CPUs: not pinned")
     add("--rounds", type=int, help="counted rounds wanted of every size (default 9, --quick 3)")
     add("--cold", action="store_true", help="rotate buffers through more than the last-level cache")
@@ -69,7 +71,7 @@ def parse_arguments():
         action="append",
         default=[],
         metavar="NAME[@BINARY]:KEY=VALUE,…",
-        help="rankfold once more, with other options (all_reduce/rankfold.cpp) or another binary",
+        help="rankfold once more, with other options (collectives/rankfold.cpp) or another binary",
     )
     arguments = parser.parse_args()
     if arguments.cold and arguments.paced:
@@ -79,7 +81,11 @@ def parse_arguments():
     arguments.sizes = arguments.sizes or (QUICK if arguments.quick else sizes_of(f"{SMALLEST}-{LARGEST}"))
     arguments.rounds = arguments.rounds or (3 if arguments.quick else 9)
     arguments.milliseconds = arguments.milliseconds or (5 if arguments.quick else 10)
-    arguments.dtypes = arguments.dtypes.split(",")
+    arguments.collectives = COLLECTIVES if arguments.collectives == "all" else arguments.collectives.split(",")
+    if unknown := set(arguments.collectives) - set(COLLECTIVES):
+        parser.error(f"unknown collectives: {', '.join(sorted(unknown))}")
+    default_dtypes = "float32,bfloat16" if arguments.collectives == ["all_reduce"] else "float32"
+    arguments.dtypes = (arguments.dtypes or default_dtypes).split(",")
     arguments.output = arguments.output or arguments.build / "results"
     return arguments
 
@@ -91,11 +97,12 @@ def contestants_of(arguments, folder, cpus):
     where = ",".join(map(str, cpus)) or "any"
     found = {}
 
-    def add(name, command, dtypes=("float32", "bfloat16"), in_place_only=False, **options):
+    def add(name, command, dtypes=("float32", "bfloat16"), collectives=COLLECTIVES, in_place_only=False,
+            **options):
         wanted = arguments.only is None or name in arguments.only.split(",") or ":" in name
         if wanted and not (in_place_only and arguments.out_of_place):
             contestant = Contestant(name.rstrip(":"), folder, command, ranks, **options)
-            contestant.dtypes = dtypes
+            contestant.series = {f"{c} {dtype}" for c in collectives for dtype in dtypes}
             found[contestant.name] = contestant
 
     def torchrun(name):
@@ -119,7 +126,7 @@ def contestants_of(arguments, folder, cpus):
             environment=torchrun(name),
         )
 
-    binary = arguments.build / "bench/all_reduce_rankfold"
+    binary = arguments.build / "bench/bench_rankfold"
     if binary.exists():
         rankfold("rankfold", binary)
     for variant in arguments.variant:
@@ -130,15 +137,16 @@ def contestants_of(arguments, folder, cpus):
         rankfold(name + ":", Path(other) if other else binary, list(filter(None, options.split(","))))
 
     def torch(name, *options, **more):
-        script = HERE / "all_reduce/torch_peers.py"
+        script = HERE / "collectives/torch_peers.py"
         add(
             name,
             lambda rank: [sys.executable, script, f"{folder}/{name}", where, *options],
             environment=torchrun(name),
+            collectives=["all_reduce"],
             **more,
         )
 
-    extension = arguments.build / "bench/all_reduce_torch.so"
+    extension = arguments.build / "bench/bench_torch.so"
     if extension.exists():
         torch("torch_op", "rankfold", f"library={extension}", "namespace=rankfold_bench")
     try:
@@ -159,7 +167,7 @@ def contestants_of(arguments, folder, cpus):
             {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
         ),
     ]:
-        program = arguments.build / f"bench/all_reduce_{name}"
+        program = arguments.build / f"bench/bench_{name}"
         launcher = next(filter(None, map(shutil.which, launchers)), None)
         if program.exists() and launcher is not None:
             command = [launcher, "-n", str(ranks), *options, program, f"{folder}/{name}", where]
@@ -204,36 +212,36 @@ class Bench:
         """Of a cache line between the two CPUs; None where ranks are not pinned."""
         if self.limits is None:
             return None
-        (answer,) = self.limits.measure("measure latency 8 hot in_place 500 50 40 0")
+        (answer,) = self.limits.measure("measure all_reduce latency 8 hot in_place 500 50 40 0")
         return median(answer.batches)
 
-    def limit_ns(self, size):
-        """By kind; see all_reduce/limit.cpp."""
+    def limit_ns(self, collective, size):
+        """By kind; see collectives/limit.cpp."""
         found = {}
         if self.limits is None or self.arguments.mode != "hot":
             return found
         budget = self.arguments.milliseconds * 1e6
         if size <= LAST_EXCHANGE:
             count = min(max(int(budget / 2 / (500 + size / 4)), 5), 1000)
-            (answer,) = self.limits.measure(f"measure exchange {size} hot in_place 5 1 {count} 0")
+            (answer,) = self.limits.measure(f"measure {collective} exchange {size} hot in_place 5 1 {count} 0")
             found["exchange"] = median(answer.batches)
         if size >= FIRST_STREAMING:
             count = min(max(int(budget / 3 / (size / 8)), 3), 50)
-            (answer,) = self.limits.measure(f"measure streaming {size} hot in_place 1 1 {count} 0")
+            (answer,) = self.limits.measure(f"measure {collective} streaming {size} hot in_place 1 1 {count} 0")
             found["streaming"] = median(answer.batches)
         return found
 
-    def ask(self, contestant, dtype, size, plan):
+    def ask(self, contestant, series, size, plan):
         arguments = self.arguments
-        return contestant.measure(f"measure {dtype} {size} {arguments.mode} {arguments.placement} {plan}")
+        return contestant.measure(f"measure {series} {size} {arguments.mode} {arguments.placement} {plan}")
 
-    def plan(self, contestant, dtype, size):
-        key = contestant.name, dtype, size
+    def plan(self, contestant, series, size):
+        key = contestant.name, series, size
         if key not in self.plans:
             budget = self.arguments.milliseconds * 1e6
             plan = "1 1 3 0"
             for _ in range(2):  # the first try counts little; a short call needs a longer second one
-                answers = self.ask(contestant, dtype, size, plan)
+                answers = self.ask(contestant, series, size, plan)
                 call_ns = max(median(answer.batches) for answer in answers)
                 plan = Plan(max(call_ns, 20), budget / 4, self.arguments.mode)
                 if call_ns > 100_000:
@@ -241,16 +249,16 @@ class Bench:
             self.plans[key] = Plan(max(call_ns, 20), budget, self.arguments.mode)
         return self.plans[key]
 
-    def round(self, dtype, size):
-        result = Round(dtype, size, self.arguments.mode)
-        able = [c for c in self.contestants.values() if dtype in c.dtypes]
-        plans = {contestant.name: self.plan(contestant, dtype, size) for contestant in able}
+    def round(self, series, size):
+        result = Round(series, size, self.arguments.mode)
+        able = [c for c in self.contestants.values() if series in c.series]
+        plans = {contestant.name: self.plan(contestant, series, size) for contestant in able}
         random.shuffle(able)
         before = self.one_way_ns()
         for contestant in able:
-            answers = self.ask(contestant, dtype, size, plans[contestant.name])
+            answers = self.ask(contestant, series, size, plans[contestant.name])
             result.add(contestant.name, answers)
-        result.limits = self.limit_ns(size)
+        result.limits = self.limit_ns(series.split()[0], size)
         result.set_latency(before, self.one_way_ns(), AGREEMENT)
         return result
 
@@ -263,7 +271,7 @@ def run(arguments, folder, description):
     if not contestants:
         raise Failure(f"nothing to measure is built in {arguments.build}; run bench/run.sh")
     limits = None
-    binary = arguments.build / "bench/all_reduce_limit"
+    binary = arguments.build / "bench/bench_limit"
     if arguments.ranks == 2 and pinned and binary.exists():
         where = ",".join(map(str, cpus))
         limits = Contestant("limit", folder, lambda rank: [binary, f"{folder}/limit", where], 1)
@@ -279,18 +287,20 @@ def run(arguments, folder, description):
         print(report.heading(description), flush=True)
 
         bench = Bench(arguments, limits, contestants)
-        todo = {(dtype, size) for dtype in arguments.dtypes for size in arguments.sizes}
         todo = {
-            (dtype, size)
-            for dtype, size in todo
-            if any(dtype in contestant.dtypes for contestant in contestants.values())
+            (f"{collective} {dtype}", size)
+            for collective in arguments.collectives
+            for dtype in arguments.dtypes
+            for size in arguments.sizes
+            if any(f"{collective} {dtype}" in contestant.series for contestant in contestants.values())
+            and (collective in ("all_reduce", "broadcast") or size >= 4 * arguments.ranks)
         }
         end = time.monotonic() + arguments.minutes * 60
         number = 0
         while todo and time.monotonic() < end and number < 6 * arguments.rounds:
             number += 1
-            for dtype, size in sorted(todo):
-                result = bench.round(dtype, size)
+            for series, size in sorted(todo):
+                result = bench.round(series, size)
                 result.number = number
                 rounds.append(result)
                 if time.monotonic() >= end:
@@ -317,6 +327,7 @@ def main():
     cpus = machine.usable_cpus()
     description = machine.describe(ROOT, cpus)
     description["command"] = shlex.join(["sh", "bench/run.sh", *sys.argv[1:]])
+    description["collectives"] = arguments.collectives
     description["ranks"] = arguments.ranks
     description["mode"] = arguments.mode
     description["placement"] = arguments.placement

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// rankfold's all_reduce over shared memory, called from C++. Options: the fields of
+// rankfold's collectives over shared memory, called from C++. Options: the fields of
 // rankfold::tuning, workspace_bytes, spin_us, algorithm.
 #include "rankfold/rankfold.hpp"
 
@@ -49,6 +49,30 @@ void work(const bench::arguments& arguments) {
   bench::measurer measurer(comm.rank(), comm.size());
   const auto measure = [&]<class T>(const bench::request& asked, T) {
     const std::size_t count = asked.count();
+    const std::size_t block = count / static_cast<std::size_t>(comm.size());
+    const auto span_of = [](std::byte* data, std::size_t n) {
+      return std::span(reinterpret_cast<T*>(data), n);
+    };
+    if (asked.is("all_gather")) {
+      return measurer.measure(asked, [&](std::byte* in, std::byte* out) {
+        comm.all_gather(span_of(in, block), span_of(out, count), call);
+      });
+    }
+    if (asked.is("reduce_scatter")) {
+      return measurer.measure(asked, [&](std::byte* in, std::byte* out) {
+        comm.reduce_scatter(span_of(in, count), span_of(out, block), rankfold::sum{}, call);
+      });
+    }
+    if (asked.is("broadcast")) {
+      return measurer.measure(asked, [&](std::byte*, std::byte* out) {
+        comm.broadcast(span_of(out, count), 0, call);
+      });
+    }
+    if (asked.is("all_to_all")) {
+      return measurer.measure(asked, [&](std::byte* in, std::byte* out) {
+        comm.all_to_all(span_of(in, count), span_of(out, count), call);
+      });
+    }
     if (asked.in_place()) {
       return measurer.measure(asked, [&](std::byte*, std::byte* out) {
         comm.all_reduce(std::span(reinterpret_cast<T*>(out), count), rankfold::sum{}, call);

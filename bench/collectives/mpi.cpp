@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MPI_Allreduce of whatever MPI this file is compiled with.
+// The collectives of whatever MPI this file is compiled with.
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
 
@@ -28,7 +28,29 @@ void work(const bench::arguments& arguments) {
   bench::channel(arguments.prefix, rank).serve(greeting, [&](const bench::request& asked) {
     if (asked.dtype != "float32") throw std::invalid_argument("MPI has no type " + asked.dtype);
     const int count = static_cast<int>(asked.count());
-    return measurer.measure(asked, [&, in_place = asked.in_place()](std::byte* in, std::byte* out) {
+    const int block = count / size;
+    const auto measure = [&](auto&& call) { return measurer.measure(asked, call); };
+    if (asked.is("all_gather")) {
+      return measure([&](std::byte* in, std::byte* out) {
+        MPI_Allgather(in, block, MPI_FLOAT, out, block, MPI_FLOAT, MPI_COMM_WORLD);
+      });
+    }
+    if (asked.is("reduce_scatter")) {
+      return measure([&](std::byte* in, std::byte* out) {
+        MPI_Reduce_scatter_block(in, out, block, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+      });
+    }
+    if (asked.is("broadcast")) {
+      return measure([&](std::byte*, std::byte* out) {
+        MPI_Bcast(out, count, MPI_FLOAT, 0, MPI_COMM_WORLD);
+      });
+    }
+    if (asked.is("all_to_all")) {
+      return measure([&](std::byte* in, std::byte* out) {
+        MPI_Alltoall(in, block, MPI_FLOAT, out, block, MPI_FLOAT, MPI_COMM_WORLD);
+      });
+    }
+    return measure([&, in_place = asked.in_place()](std::byte* in, std::byte* out) {
       MPI_Allreduce(in_place ? MPI_IN_PLACE : in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     });
   });

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs programs under Open MPI and MPICH, and sees to it that nothing is left behind."""
+
+import collections
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+import check_leftovers  # noqa: E402
+
+Result = collections.namedtuple("Result", "code output seconds left")
+# The MPI under test, and where its programs are; Meson sets both.
+name = os.environ.get("RANKFOLD_MPI", "openmpi")
+folder = pathlib.Path(os.environ.get("RANKFOLD_MPI_FOLDER", "."))
+launchers = {"openmpi": ["mpirun.openmpi", "mpirun"], "mpich": ["mpiexec.hydra", "mpiexec.mpich", "mpiexec"]}
+titles = {"openmpi": "Open MPI", "mpich": "MPICH"}
+SPARE_SECONDS = 60  # two CPUs, many ranks
+
+if os.environ.get("RANKFOLD_MPI_MISSING"):
+    pytest.skip(f"{titles[name]} is not installed", allow_module_level=True)
+
+
+def launcher():
+    found = next(filter(None, map(shutil.which, launchers[name])), None)
+    assert found, f"{titles[name]} has headers here, but no {launchers[name][0]}"
+    return found
+
+
+def version():
+    said = subprocess.run([launcher(), "--version"], capture_output=True, text=True, check=True).stdout
+    return tuple(int(part) for part in re.search(r"(\d+)\.(\d+)", said).groups())
+
+
+def program(which):
+    return str(folder / f"mpi_{name}_{which}")
+
+
+def run_flags():
+    """What every run needs: more ranks than CPUs, ranks on no CPU of their own."""
+    return ["--oversubscribe", "--bind-to", "none"] if name == "openmpi" else []
+
+
+def survive_flags():
+    """What lets the other ranks live when one dies, as far as the MPI can."""
+    if name == "mpich":
+        return ["-disable-auto-cleanup"]
+    if version() >= (5, 0):
+        return ["--enable-recovery"]
+    return ["--mca", "orte_abort_on_non_zero_status", "0", "-enable-recovery"]
+
+
+def environment(scratch):
+    # As root only where asked for; both spellings, of Open MPI 4 and 5.
+    allow = {f"{runtime}_ALLOW_RUN_AS_ROOT{confirm}": "1" for runtime in ("OMPI", "PRTE")
+             for confirm in ("", "_CONFIRM")}
+    return {**os.environ, **allow, "TMPDIR": str(scratch)}
+
+
+def run(ranks, command, flags=(), timeout=SPARE_SECONDS, **variables):
+    """Runs a program on so many ranks. Its output, how it ended, and what it left behind."""
+    return run_launcher([launcher(), "-n", str(ranks), *run_flags(), *flags, *command], timeout, variables)
+
+
+def run_launcher(command, timeout, variables=None):
+    libc = check_leftovers.ctypes.CDLL(None)
+    libc.prctl(check_leftovers.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans become ours
+    before = check_leftovers.shm_files()
+    scratch = pathlib.Path(tempfile.mkdtemp(prefix="rankfold-mpi-"))
+    try:
+        with tempfile.TemporaryFile() as output:
+            begin = time.monotonic()
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                                     env={**environment(scratch), **(variables or {})})
+            left = []
+            try:
+                child.wait(timeout)
+            except subprocess.TimeoutExpired:
+                left.append(f"{timeout} s were not enough")
+            finally:
+                stop(child)
+            seconds = time.monotonic() - begin
+            left += leftovers(before, scratch)
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    print(f"{' '.join(map(str, command))}\n{text}\nexit code {child.returncode}, {seconds:.1f} s")
+    return Result(child.returncode, text, seconds, left)
+
+
+def stop(child):
+    """Ends a launcher that still runs: politely, so that it ends its ranks."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        if child.poll() is not None:
+            return
+        child.send_signal(sign)
+        try:
+            child.wait(10)
+        except subprocess.TimeoutExpired:
+            pass
+
+
+def leftovers(before, scratch):
+    """What a run has left: processes, files in /dev/shm, files in its folder for temporary ones."""
+    deadline = time.monotonic() + check_leftovers.GRACE_SECONDS
+    while (pids := check_leftovers.descendants()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    found = [f"process {pid}: {check_leftovers.command_line(pid)}" for pid in sorted(pids)]
+    check_leftovers.end(pids)
+    for path in sorted(check_leftovers.shm_files() - before):
+        if not check_leftovers.opened_elsewhere(path):
+            found.append(f"file {path}")
+            path.unlink(missing_ok=True)
+    return found + [f"file {path}" for path in scratch.rglob("*") if not path.is_dir()]
+
+
+def lines(result, start=""):
+    return [line for line in result.output.splitlines() if line.startswith(start)]

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance checks over MPI: conformance.cpp."""
+
+import launcher
+import pytest
+
+
+@pytest.mark.parametrize("ranks", [[1, 2, 3, 4, 5, 6, 7, 8], [16]], ids=["1 to 8", "16"])
+def test_conformance(ranks):
+    processes = max(ranks)
+    found = launcher.run(processes, [launcher.program("conformance"), *map(str, ranks)], timeout=300)
+    assert launcher.lines(found, "FAIL") == []
+    assert found.code == 0
+    assert found.output.count("checks hold, 0 fail") == processes
+    assert found.left == []
