@@ -34,6 +34,7 @@
 #include "rankfold/context_base.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/fork_generation.hpp"
+#include "rankfold/detail/message_pairs.hpp"
 #include "rankfold/detail/partition.hpp"
 #include "rankfold/detail/segment_layout.hpp"
 #include "rankfold/detail/segment_memory.hpp"
@@ -94,6 +95,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
         transport_(std::move(transport)),
         memory_(std::make_shared<buffers>(size_, workspace_bytes(transport_))),
         peers_(static_cast<std::size_t>(size_)),
+        pairs_(transport_, pair_headers, pair_pieces),
         exceptions_(std::uncaught_exceptions()) {
     half_bytes_ = memory_->half_bytes;
   }
@@ -196,9 +198,80 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
       if (const peer_state state = transport_.state(r); state != peer_state::alive)
-        lost(r, state, step_);
+        lost(r, state, this->where(step_));
     }
   }
+
+  // --- for send and recv: collective/send_recv.hpp says what a context offers them
+  // -----------------------------------------------------------------------------
+
+  using transfer = typename detail::message_pairs<Transport>::transfer;
+
+  transfer begin_send(int peer, const fingerprint& print, const void* data, std::size_t bytes) {
+    // Not written to where it is sent.
+    return begin(transfer::direction::send, peer, print, const_cast<void*>(data), bytes);
+  }
+
+  transfer begin_receive(int peer, const fingerprint& print, void* data, std::size_t bytes) {
+    return begin(transfer::direction::receive, peer, print, data, bytes);
+  }
+
+  bool advance(transfer& t) {
+    if (t.complete) return true;
+    const detail::pair_progress how = pairs_.advance(t);
+    if (how == detail::pair_progress::mismatch) [[unlikely]] {
+      const auto [first, second] = pairs_.next_fingerprint(t.peer);
+      this->fail(detail::failure::mismatch,
+                 where_of(t) + "ranks make different calls: " + this->rank_text(rank_) +
+                     " asked for " + fingerprint{{t.fingerprint[0], t.fingerprint[1]}}.describe() +
+                     ", " + this->rank_text(t.peer) + " for " +
+                     fingerprint{{first, second}}.describe());
+    }
+    return t.complete = how == detail::pair_progress::complete;
+  }
+
+  typename base::clock::time_point check(transfer& t, typename base::clock::time_point now) {
+    if (!t.has_deadline) {
+      t.has_deadline = true;
+      t.deadline = now + waiting_.timeout;
+    }
+    if (t.peer != rank_) {
+      const peer_state state = transport_.state(t.peer);
+      // What it sent before it went counts.
+      if (state != peer_state::alive && !advance(t)) lost(t.peer, state, where_of(t));
+    }
+    if (now >= t.deadline && !advance(t)) {
+      this->fail(detail::failure::timeout,
+                 where_of(t) + this->rank_text(t.peer) +
+                     (t.way == transfer::direction::send ? " did not receive it within "
+                                                         : " did not send it within ") +
+                     detail::duration_text(waiting_.timeout));
+    }
+    return t.deadline;
+  }
+
+  template <class Done, class Look>
+  void wait_transfers(Done&& done, Look&& look) {
+    const clock::time_point begin = clock::now();
+    clock::time_point looked = begin;
+    clock::time_point until = look(begin);
+    while (!done()) {
+      progress();
+      if (waiting_.progress) waiting_.progress();
+      const clock::time_point now = clock::now();
+      if (now - looked >= slice || now >= until) {
+        looked = now;
+        until = look(now);
+        if (waiting_.interrupt) waiting_.interrupt();
+      }
+      rest(now - begin);
+    }
+  }
+
+  /// Nothing to do: who waits for messages looks again and again.
+  void nudge() noexcept {}
+
+  bool has_own_message() const noexcept { return pairs_.has_own_message(); }
 
   // --- for what is composed of contexts
   // -----------------------------------------------------------------------------
@@ -228,6 +301,8 @@ class context<Transport> : public detail::context_base<context<Transport>> {
 
   static constexpr int packets = 0;  // channels
   static constexpr int pieces = 1;
+  static constexpr int pair_headers = 2;
+  static constexpr int pair_pieces = 3;
 
   /// All memory that messages are sent from and received in; outlives the context where transfers
   /// do.
@@ -309,6 +384,28 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     all_seen_ = step_ - 1;
   }
 
+  transfer begin(typename transfer::direction way, int peer, const fingerprint& print, void* data,
+                 std::size_t bytes) {
+    this->check_usable();
+    if (this->recorded()) [[unlikely]]
+      this->found_record();
+    transfer t;
+    t.way = way;
+    t.peer = peer;
+    t.fingerprint[0] = print.words[0];
+    t.fingerprint[1] = print.words[1];
+    t.data = static_cast<std::byte*>(data);
+    t.bytes = bytes;
+    t.place = pairs_.next_place(t);
+    return t;
+  }
+
+  /// "send to rank 2 (message 7) on rank 1 of 4 over mpi: "; both ends count alike.
+  std::string where_of(const transfer& t) const {
+    return this->where((t.way == transfer::direction::send ? "send to " : "recv from ") +
+                       this->rank_text(t.peer) + " (message " + std::to_string(t.place + 1) + ")");
+  }
+
   // --- sending
   // ------------------------------------------------------------------------------------
 
@@ -369,6 +466,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
 
   /// Moves what is to be received on: of each peer the next step, up to the one of this rank.
   void move_on() {
+    pairs_.deliver();
     for (int i = 1; i < size_; ++i) {
       const int r = rank_ + i < size_ ? rank_ + i : rank_ + i - size_;
       link& p = peers_[static_cast<std::size_t>(r)];
@@ -488,12 +586,17 @@ class context<Transport> : public detail::context_base<context<Transport>> {
         if (waiting_.interrupt) waiting_.interrupt();
       }
       if (waiting_.progress) waiting_.progress();
-      if (now - begin < patience) {
-        std::this_thread::yield();
-      } else {
-        // Messages move on only while somebody asks: this is how late a rank may notice.
-        std::this_thread::sleep_for(now - begin < long_patience ? nap : long_nap);
-      }
+      rest(now - begin);
+    }
+  }
+
+  /// Between two looks, after a wait of `waited`. Messages move on only while somebody asks: this
+  /// is how late a rank may notice.
+  static void rest(clock::duration waited) {
+    if (waited < patience) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(waited < long_patience ? nap : long_nap);
     }
   }
 
@@ -503,8 +606,12 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     if (state == peer_state::alive) return;
     move_on();  // what it sent before it went counts
     if (ready() || arrived(r, s)) return;
+    lost(r, state, this->where(s));
+  }
+
+  [[noreturn]] void lost(int r, peer_state state, const std::string& where) {
     this->fail(detail::failure::peer_lost,
-               this->where(s) + this->rank_text(r) +
+               where + this->rank_text(r) +
                    (state == peer_state::left ? " left (it destroyed its communicator)" : " died"));
   }
 
@@ -558,10 +665,13 @@ class context<Transport> : public detail::context_base<context<Transport>> {
       wait_for([&] { return all_done(sends); }, step_, "what was sent has not been received by ",
                [&] { return receivers(sends); });
     }
+    wait_for([&] { return !pairs_.deliver(); }, step_,
+             "a message that was sent has not been received", [] { return std::vector<int>(); });
   }
 
   /// Hands what is not complete to the transport.
   void abandon_all() noexcept {
+    pairs_.abandon();
     for (std::vector<pending>& sends : sends_) {
       for (pending& s : sends) transport_.abandon(std::move(s.what), memory_);
       sends.clear();
@@ -582,6 +692,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   std::size_t half_bytes_ = 0;
   std::vector<link> peers_;
   std::vector<pending> sends_[2];
+  detail::message_pairs<Transport> pairs_;
   std::atomic<bool> announced_{false};
   mutable detail::abort_record record_{};
   std::uint64_t heard_in_ = 0;  // the call in which this rank has listened last

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shm transport between threads of this process: the memory, futexes and rendezvous are those
-// of processes. test/unit/shm.cpp has the processes.
+// The shm transport between threads of this process (the memory, futexes and rendezvous are those
+// of processes), and between processes.
 #include "rankfold/transport/shm.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <exception>
 #include <functional>
@@ -16,6 +17,7 @@
 #include <unistd.h>
 
 #include "conformance/check.hpp"
+#include "support/fork_ranks.hpp"
 
 using namespace rankfold;
 
@@ -50,4 +52,40 @@ void run_over_shm(int ranks, const communicator_options& options,
 
 TEST_CASE("shm transport passes the conformance checks", "[conformance][shm]") {
   check_conformance<shm_transport>(run_over_shm, {.seed = 4});
+}
+
+TEST_CASE("shm transport passes the conformance checks between processes",
+          "[conformance][shm][processes]") {
+  const std::string key = "conformance-processes-" + std::to_string(::getpid());
+  const auto outcomes = fork_ranks(
+      3,
+      [&](int rank, const rank_voice&) {
+        int ordinal = 0;
+        const auto run = [&](int ranks, const communicator_options& options,
+                             const std::function<void(communicator<shm_transport>&)>& f) {
+          const std::string next = key + '-' + std::to_string(ordinal++);
+          if (rank >= ranks) return;
+          communicator<shm_transport> comm(
+              shm_transport::connect(next, rank, ranks, {.workspace_bytes = 65536}), options);
+          f(comm);
+        };
+        std::string failures;
+        int checks = 0;
+        for (const auto& check : testing::conformance_checks<shm_transport>(
+                 run, {.ranks = {1, 2, 3}, .seed = 5, .processes = true})) {
+          ++checks;
+          try {
+            check.body();
+          } catch (const std::exception& e) {
+            failures += check.name + ": " + e.what() + '\n';
+          }
+        }
+        return std::to_string(checks) + " checks\n" + failures;
+      },
+      std::chrono::seconds(120));
+  for (const rank_outcome& outcome : outcomes) {
+    CHECK(outcome.returned);
+    CHECK(outcome.text == outcomes[0].text.substr(0, outcomes[0].text.find('\n') + 1));
+    CHECK(outcome.text.size() > 9);
+  }
 }

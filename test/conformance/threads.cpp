@@ -10,7 +10,7 @@
 using namespace rankfold;
 
 TEST_CASE("threads transport passes the conformance checks", "[conformance][threads]") {
-  for (const std::uint64_t seed : {1u, 2u, 3u}) {
+  for (const std::uint64_t seed : {1u, 2u}) {
     INFO("seed " << seed);
     check_conformance<threads_transport>(
         [](int ranks, const communicator_options& options,

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the models of the protocol with spin: the right ones hold, every planted fault is found.
 
-    python3 test/model/run.py [steps|sleep|abort ...] [--jobs N] [--trail]
+    python3 test/model/run.py [steps|sleep|pairs|abort ...] [--jobs N] [--trail]
 
 Needs spin and a C compiler ($CC, else cc); without spin it ends with 77 (skipped). Each run is exact
 (no bit state hashing) and complete: a search that was cut short fails. A statement that no right run of
@@ -27,6 +27,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 RIGHT = {
     "steps": ["-DN=2", "-DN=3"],
     "sleep": ["-DN=2", "-DN=3 -DNO_ABORT", "-DN=3 -DCOARSE"],
+    "pairs": ["", "-DONE_WAY", "-DONE_WAY -DSLOTS=3"],
     "abort": [
         "-DN=2 -DEVENTS=0 -DK=3",
         "-DN=3 -DEVENTS=0 -DK=3",
@@ -36,13 +37,14 @@ RIGHT = {
         "-DN=2 -DEVENTS=2 -DCOARSE",
     ],
 }
-FAULTY = {"steps": "-DN=3", "sleep": "-DN=2", "abort": "-DN=2"}
+FAULTY = {"steps": "-DN=3", "sleep": "-DN=2", "pairs": "-DONE_WAY", "abort": "-DN=2"}
 FAULTS = {
-    "FAULT_STORE_BUFFERED": "-DN=2 -DNO_ABORT",
-    "FAULT_WAKE_ONE": "-DN=3 -DNO_ABORT",
-    "FAULT_RECORD_BY_STORE": "-DN=3 -DCOARSE",
-    "FAULT_WAIT_FOR_EVER": "-DN=2 -DEVENTS=2 -DCOARSE",
-    "FAULT_NO_LOOK_AGAIN": "-DN=2 -DEVENTS=0",
+    ("sleep", "FAULT_STORE_BUFFERED"): "-DN=2 -DNO_ABORT",
+    ("sleep", "FAULT_WAKE_ONE"): "-DN=3 -DNO_ABORT",
+    ("abort", "FAULT_RECORD_BY_STORE"): "-DN=3 -DCOARSE",
+    ("abort", "FAULT_WAIT_FOR_EVER"): "-DN=2 -DEVENTS=2 -DCOARSE",
+    ("abort", "FAULT_NO_LOOK_AGAIN"): "-DN=2 -DEVENTS=0",
+    ("pairs", "FAULT_STORE_BUFFERED"): "-DONE_WAY -DNO_ABORT",
 }
 DEPTH = 1_000_000
 CUT_SHORT = ("search depth too small", "out of memory", "reached -DMEMLIM", "hash table full",
@@ -114,7 +116,7 @@ def main():
     runs = []
     for model in options.models or RIGHT:
         runs += [(model, defines, "") for defines in RIGHT[model]]
-        runs += [(model, FAULTS.get(fault, FAULTY[model]), fault) for fault in faults_of(model)]
+        runs += [(model, FAULTS.get((model, fault), FAULTY[model]), fault) for fault in faults_of(model)]
 
     def timed(run):
         begin = time.monotonic()

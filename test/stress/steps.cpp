@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <functional>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -164,20 +165,11 @@ struct call {
   std::uint64_t seed = 0;
 
   std::string text() const {
-    return std::array{"all_reduce",
-                      "reduce_scatter",
-                      "all_gather",
-                      "broadcast",
-                      "reduce",
-                      "gather",
-                      "scatter",
-                      "all_to_all",
-                      "uneven reduce_scatter",
-                      "uneven all_gather",
-                      "uneven gather",
-                      "uneven scatter",
-                      "uneven all_to_all",
-                      "barrier"}[static_cast<std::size_t>(what)] +
+    return std::array{"all_reduce",        "reduce_scatter", "all_gather",
+                      "broadcast",         "reduce",         "gather",
+                      "scatter",           "all_to_all",     "uneven reduce_scatter",
+                      "uneven all_gather", "uneven gather",  "uneven scatter",
+                      "uneven all_to_all", "barrier"}[static_cast<std::size_t>(what)] +
            std::string(" of ") + std::to_string(count) + " × type " +
            std::to_string(static_cast<int>(type)) + ", root " + std::to_string(root) +
            ", algorithm " + std::string(name_of(options.algorithm)) + ": ";
@@ -197,9 +189,12 @@ T any_of(random_bits& random, const std::array<T, N>& choice) {
 call next_call(random_bits& shared, int ranks, std::size_t chunk_bytes) {
   call c;
   c.seed = shared();
-  c.what = any_of(shared, std::array{kind::all_reduce, kind::all_reduce, kind::all_reduce,
-                                     kind::reduce_scatter, kind::all_gather, kind::broadcast,
-                                     kind::broadcast, kind::broadcast, kind::barrier});
+  c.what = any_of(
+      shared, std::array{kind::all_reduce, kind::all_reduce, kind::all_reduce, kind::reduce_scatter,
+                         kind::all_gather, kind::broadcast, kind::broadcast, kind::reduce,
+                         kind::reduce, kind::gather, kind::scatter, kind::all_to_all,
+                         kind::uneven_reduce_scatter, kind::uneven_all_gather, kind::uneven_gather,
+                         kind::uneven_scatter, kind::uneven_all_to_all, kind::barrier});
   c.type = static_cast<of_type>(shared.below(5));
   c.root = static_cast<int>(shared.below(static_cast<std::size_t>(ranks)));
   c.options.tag = static_cast<std::uint32_t>(shared.below(4));
@@ -224,7 +219,7 @@ call next_call(random_bits& shared, int ranks, std::size_t chunk_bytes) {
     default:
       c.count = shared.below(2 * chunk + 16);
   }
-  if (c.what == kind::all_reduce) {
+  if (c.what == kind::all_reduce || c.what == kind::reduce) {
     c.options.algorithm =
         any_of(shared, std::array{algorithm::automatic, algorithm::one_shot, algorithm::two_shot});
   }
@@ -255,36 +250,73 @@ void dawdle(random_bits& own) {
   }
 }
 
+/// How many elements each rank's block has.
+std::vector<std::size_t> counts_of(const call& c, int ranks) {
+  std::vector<std::size_t> counts;
+  for (int r = 0; r < ranks; ++r) {
+    const bool uneven = c.what >= kind::uneven_reduce_scatter && c.what != kind::barrier;
+    const auto share = mix(c.seed + static_cast<std::uint64_t>(r) * 77);
+    counts.push_back(!uneven ? c.count : share % 4 == 0 ? 0 : share % (c.count + 1));
+  }
+  return counts;
+}
+
+/// Where block `rank` begins; all of them where it is the number of ranks.
+std::size_t begin_of(const std::vector<std::size_t>& counts, std::size_t rank) {
+  return std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(rank),
+                         std::size_t{0});
+}
+
 template <class T, class Op>
 std::string reduce(comm_t& comm, const call& c, random_bits& own) {
   const int ranks = comm.size();
-  const bool scatters = c.what == kind::reduce_scatter;
-  const std::size_t blocks = scatters ? static_cast<std::size_t>(ranks) : 1;
-  const std::size_t begin = scatters ? c.count * static_cast<std::size_t>(comm.rank()) : 0;
-  buffer<T> in(c.count * blocks);
-  buffer<T> out(c.count);
+  const auto me = static_cast<std::size_t>(comm.rank());
+  const bool scatters = c.what == kind::reduce_scatter || c.what == kind::uneven_reduce_scatter;
+  const std::vector<std::size_t> counts = counts_of(c, ranks);
+  const std::size_t count = counts[me];
+  const std::size_t begin = scatters ? begin_of(counts, me) : 0;
+  const bool gets = c.what != kind::reduce || comm.rank() == c.root;
+  buffer<T> in(scatters ? begin_of(counts, counts.size()) : count);
+  buffer<T> out(gets ? count : 0);
   for (std::size_t i = 0; i < in.span().size(); ++i) in.span()[i] = item<T>(c.seed, comm.rank(), i);
   const bool in_place = own.below(2) == 0;  // each rank as it likes
-  std::span<T> result = out.span();
-  if (scatters) {
-    if (in_place) {
-      result = comm.reduce_scatter(in.span(), Op{}, c.options);
-    } else {
-      comm.reduce_scatter(in.span(), out.span(), Op{}, c.options);
-    }
-  } else if (in_place) {
-    comm.all_reduce(in.span(), Op{}, c.options);
-    result = in.span();
-  } else {
-    comm.all_reduce(in.span(), out.span(), Op{}, c.options);
+  std::span<T> result = in_place ? in.span() : out.span();
+  switch (c.what) {
+    case kind::reduce_scatter:
+      if (in_place) {
+        result = comm.reduce_scatter(in.span(), Op{}, c.options);
+      } else {
+        comm.reduce_scatter(in.span(), out.span(), Op{}, c.options);
+      }
+      break;
+    case kind::uneven_reduce_scatter:
+      if (in_place) {
+        result = comm.reduce_scatter(in.span(), counts, Op{}, c.options);
+      } else {
+        comm.reduce_scatter(in.span(), out.span(), counts, Op{}, c.options);
+      }
+      break;
+    case kind::reduce:
+      if (in_place) {
+        comm.reduce(in.span(), c.root, Op{}, c.options);
+      } else {
+        comm.reduce(in.span(), out.span(), c.root, Op{}, c.options);
+      }
+      break;
+    default:
+      if (in_place) {
+        comm.all_reduce(in.span(), Op{}, c.options);
+      } else {
+        comm.all_reduce(in.span(), out.span(), Op{}, c.options);
+      }
   }
-  for (std::size_t i = 0; i < c.count; ++i) {
+  for (std::size_t i = 0; i < count && gets; ++i) {
     if (!(result[i] == folded<T, Op>(c.seed, 0, ranks, begin + i))) {
       return c.text() + "wrong at " + std::to_string(i);
     }
   }
   for (std::size_t i = 0; i < in.span().size(); ++i) {
-    const bool is_result = in_place && i >= begin && i < begin + c.count;
+    const bool is_result = gets && in_place && i >= begin && i < begin + count;
     if (!is_result && !(in.span()[i] == item<T>(c.seed, comm.rank(), i))) {
       return c.text() + "input changed at " + std::to_string(i);
     }
@@ -292,37 +324,144 @@ std::string reduce(comm_t& comm, const call& c, random_bits& own) {
   return in.fences_stand() && out.fences_stand() ? "" : c.text() + "written outside";
 }
 
+/// "" if `found` is the elements of rank `from` from `begin` on.
 template <class T>
-std::string copy(comm_t& comm, const call& c, random_bits& own) {
+std::string compare(const call& c, std::span<const T> found, int from, std::size_t begin) {
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (!(found[i] == item<T>(c.seed, from, begin + i))) {
+      return c.text() + "wrong at " + std::to_string(i) + " of rank " + std::to_string(from);
+    }
+  }
+  return "";
+}
+
+/// all_gather and gather.
+template <class T>
+std::string bring(comm_t& comm, const call& c, random_bits& own) {
   const auto me = static_cast<std::size_t>(comm.rank());
-  if (c.what == kind::broadcast) {
-    buffer<T> data(c.count);
-    for (std::size_t i = 0; i < c.count; ++i) data.span()[i] = item<T>(c.seed, comm.rank(), i);
-    comm.broadcast(data.span(), c.root, c.options);
-    for (std::size_t i = 0; i < c.count; ++i) {
-      if (!(data.span()[i] == item<T>(c.seed, c.root, i)))
-        return c.text() + "wrong at " + std::to_string(i);
-    }
-    return data.fences_stand() ? "" : c.text() + "written outside";
-  }
-  buffer<T> in(c.count);
-  buffer<T> out(c.count * static_cast<std::size_t>(comm.size()));
-  const bool in_place = own.below(2) == 0;
-  const std::span<T> mine = in_place ? out.span().subspan(me * c.count, c.count) : in.span();
-  for (std::size_t i = 0; i < c.count; ++i) mine[i] = item<T>(c.seed, comm.rank(), i);
-  if (in_place) {
-    comm.all_gather(out.span(), c.options);
-  } else {
-    comm.all_gather(in.span(), out.span(), c.options);
-  }
-  for (int r = 0; r < comm.size(); ++r) {
-    for (std::size_t i = 0; i < c.count; ++i) {
-      if (!(out.span()[static_cast<std::size_t>(r) * c.count + i] == item<T>(c.seed, r, i))) {
-        return c.text() + "wrong at " + std::to_string(i) + " of rank " + std::to_string(r);
+  const std::vector<std::size_t> counts = counts_of(c, comm.size());
+  const bool rooted = c.what == kind::gather || c.what == kind::uneven_gather;
+  const bool gets = !rooted || comm.rank() == c.root;
+  const std::vector<std::size_t> known = gets ? counts : std::vector<std::size_t>{};
+  buffer<T> in(counts[me]);
+  buffer<T> out(gets ? begin_of(counts, counts.size()) : 0);
+  const bool in_place = gets && own.below(2) == 0;
+  const std::span<T> mine =
+      in_place ? out.span().subspan(begin_of(counts, me), counts[me]) : in.span();
+  for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = item<T>(c.seed, comm.rank(), i);
+  switch (c.what) {
+    case kind::all_gather:
+      if (in_place) {
+        comm.all_gather(out.span(), c.options);
+      } else {
+        comm.all_gather(mine, out.span(), c.options);
       }
-    }
+      break;
+    case kind::uneven_all_gather:
+      if (in_place) {
+        comm.all_gather(out.span(), counts, c.options);
+      } else {
+        comm.all_gather(mine, out.span(), counts, c.options);
+      }
+      break;
+    case kind::gather:
+      comm.gather(mine, out.span(), c.root, c.options);
+      break;
+    default:
+      comm.gather(mine, out.span(), known, c.root, c.options);
+  }
+  for (std::size_t r = 0; r < known.size(); ++r) {
+    const auto block = out.span().subspan(begin_of(counts, r), counts[r]);
+    const std::string wrong = compare<T>(c, block, static_cast<int>(r), 0);
+    if (!wrong.empty()) return wrong;
   }
   return in.fences_stand() && out.fences_stand() ? "" : c.text() + "written outside";
+}
+
+template <class T>
+std::string hand_out(comm_t& comm, const call& c, random_bits& own) {
+  const auto me = static_cast<std::size_t>(comm.rank());
+  const std::vector<std::size_t> counts = counts_of(c, comm.size());
+  const bool is_root = comm.rank() == c.root;
+  const std::size_t begin = begin_of(counts, me);
+  buffer<T> in(is_root ? begin_of(counts, counts.size()) : 0);
+  buffer<T> out(counts[me]);
+  for (std::size_t i = 0; i < in.span().size(); ++i) in.span()[i] = item<T>(c.seed, c.root, i);
+  const bool in_place = is_root && own.below(2) == 0;
+  const std::span<T> mine = in_place ? in.span().subspan(begin, counts[me]) : out.span();
+  if (c.what == kind::scatter) {
+    comm.scatter(in.span(), mine, c.root, c.options);
+  } else {
+    const std::vector<std::size_t> known = is_root ? counts : std::vector<std::size_t>{};
+    comm.scatter(in.span(), mine, known, c.root, c.options);
+  }
+  const std::string wrong = compare<T>(c, mine, c.root, begin);
+  if (!wrong.empty()) return wrong;
+  const std::string changed = compare<T>(c, in.span(), c.root, 0);
+  if (!changed.empty()) return changed + " in the input";
+  return in.fences_stand() && out.fences_stand() ? "" : c.text() + "written outside";
+}
+
+template <class T>
+std::string turn(comm_t& comm, const call& c, random_bits& own) {
+  const auto ranks = static_cast<std::size_t>(comm.size());
+  const auto me = static_cast<std::size_t>(comm.rank());
+  const bool even = c.what == kind::all_to_all;
+  // As much from a to b as from b to a, so that each rank may do it in place as it likes.
+  const auto sent_by = [&](std::size_t from) {
+    std::vector<std::size_t> counts;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      const auto share = mix(c.seed + (std::min)(from, r) * 64 + (std::max)(from, r));
+      counts.push_back(even ? c.count : share % 3 == 0 ? 0 : share % (c.count + 1));
+    }
+    return counts;
+  };
+  const std::vector<std::size_t> counts = sent_by(me);
+  const std::size_t total = begin_of(counts, ranks);
+  const bool in_place = own.below(2) == 0;
+  buffer<T> in(total);
+  buffer<T> out(in_place ? 0 : total);
+  for (std::size_t i = 0; i < total; ++i) in.span()[i] = item<T>(c.seed, comm.rank(), i);
+  if (even) {
+    if (in_place) {
+      comm.all_to_all(in.span(), c.options);
+    } else {
+      comm.all_to_all(in.span(), out.span(), c.options);
+    }
+  } else if (in_place) {
+    comm.all_to_all(in.span(), counts, c.options);
+  } else {
+    comm.all_to_all(in.span(), counts, out.span(), counts, c.options);
+  }
+  const std::span<T> result = in_place ? in.span() : out.span();
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const auto block = result.subspan(begin_of(counts, r), counts[r]);
+    const std::string wrong = compare<T>(c, block, static_cast<int>(r), begin_of(sent_by(r), me));
+    if (!wrong.empty()) return wrong;
+  }
+  return in.fences_stand() && out.fences_stand() ? "" : c.text() + "written outside";
+}
+
+template <class T>
+std::string copy(comm_t& comm, const call& c, random_bits& own) {
+  switch (c.what) {
+    case kind::scatter:
+    case kind::uneven_scatter:
+      return hand_out<T>(comm, c, own);
+    case kind::all_to_all:
+    case kind::uneven_all_to_all:
+      return turn<T>(comm, c, own);
+    case kind::broadcast:
+      break;
+    default:
+      return bring<T>(comm, c, own);
+  }
+  buffer<T> data(c.count);
+  for (std::size_t i = 0; i < c.count; ++i) data.span()[i] = item<T>(c.seed, comm.rank(), i);
+  comm.broadcast(data.span(), c.root, c.options);
+  const std::string wrong = compare<T>(c, data.span(), c.root, 0);
+  if (!wrong.empty()) return wrong;
+  return data.fences_stand() ? "" : c.text() + "written outside";
 }
 
 /// Carries out a call; returns what is wrong with the result.
@@ -331,7 +470,8 @@ std::string make(comm_t& comm, const call& c, random_bits& own) {
     comm.barrier(c.options);
     return "";
   }
-  const bool reduces = c.what == kind::all_reduce || c.what == kind::reduce_scatter;
+  const bool reduces = c.what == kind::all_reduce || c.what == kind::reduce_scatter ||
+                       c.what == kind::reduce || c.what == kind::uneven_reduce_scatter;
   switch (c.type) {
     case of_type::float_sum:
       return reduces ? reduce<float, sum>(comm, c, own) : copy<float>(comm, c, own);
@@ -528,7 +668,8 @@ std::string run_with_fault(round_setup setup) {
                   c.options.tag = 1000;
                   break;
                 case fault::other_count:
-                  if (c.what == kind::barrier) c.what = kind::broadcast;
+                  // Whose counts are drawn may have the same ones all the same.
+                  if (c.what >= kind::uneven_reduce_scatter) c.what = kind::broadcast;
                   c.count += 1;
                   break;
                 case fault::sleeps:

@@ -28,8 +28,8 @@ using partial_t = std::conditional_t<std::is_same_v<Op, sum> || std::is_same_v<O
                                          std::is_same_v<Op, avg>,
                                      accumulator_t<T>, T>;
 
-/// The last fold, of n partials that make up all `total` inputs: out[i] is what `fold` of those
-/// inputs stores, divided by `total` for avg, rounded, with the canonical NaN.
+/// The last fold, of n partials that make up all `total` inputs: out[i] is what the `fold_function`
+/// of these inputs stores; divided by `total` for avg, rounded, with the canonical NaN.
 ///
 /// Requires:   as `fold_function`. If a partial is larger than an element, `out` may still be equal
 ///             to an input: the elements then take up its first part.
@@ -44,14 +44,13 @@ using finish_function = void (*)(const void* op, const void* const* in, int n, i
 /// at the largest power of two below n) is that of the inputs: two siblings, or equal blocks of a
 /// power of two of which the last may be shorter. detail/canonical_tree.hpp finds them.
 ///
+/// Where a partial is as large as an element, an element as it is is the partial of its rank.
+///
+/// Requires:   as `fold_function`; but `out` of `fold` overlaps no input where a partial is larger
+///             than an element.
 /// Numerics:   bit by bit `fold` over all inputs, for any such cut. Nothing is rounded to T, nor
 ///             divided, before `finish`. The bits of partials are determined, too.
-/// Where a partial is as large as an element, an element as it is serves as the partial of its
-/// rank.
-///
-/// Requires:   as `fold_function`; for `fold`, if a partial is larger than an element, `out` does
-/// not
-///             overlap any input.
+/// Throws:     as `fold_function`.
 struct partial_reducer {
   fold_function fold;
   fold_function combine;

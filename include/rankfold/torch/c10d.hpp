@@ -1,0 +1,1090 @@
+// SPDX-License-Identifier: Apache-2.0
+// The transport of ranks of a torch.distributed process group: across hosts without MPI, for
+// programs that torchrun starts. The only header that needs torch's distributed headers.
+// docs/transports.md says what gloo promises and what it does not.
+//
+// What gloo has for messages between two ranks is send, recv and a wait that cannot be asked "are
+// you done?": isCompleted() is false until wait() has returned, and a wait that runs out of time
+// closes all connections. So this header asks memory. Whatever is sent ends with a word that the
+// receiver expects, behind the message on the same stream; when the word is there, a wait for what
+// came before it returns at once, and it is gloo's wait that makes the message visible.
+//
+// Between two ranks there are
+// - frames, for messages up to `eager_bytes`, acknowledgements and last words. Their receives are
+//   posted ahead, in a ring, so that a frame is on its way when send() returns, whatever the
+//   receiver does. Frames carry the number of frames received: a sender has as many on their way as
+//   the ring is long.
+// - a stream a channel for larger messages, from the sender's memory to the receiver's, each with
+//   its word behind it. A frame acknowledges it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+#include <sys/stat.h>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "rankfold/assert.hpp"
+#include "rankfold/bootstrap/environment.hpp"
+#include "rankfold/detail/config.hpp"
+#include "rankfold/detail/fork_generation.hpp"
+#include "rankfold/detail/memory_limit.hpp"
+#include "rankfold/detail/segment_layout.hpp"
+#include "rankfold/detail/segment_memory.hpp"
+#include "rankfold/detail/text.hpp"
+#include "rankfold/error.hpp"
+#include "rankfold/split.hpp"
+#include "rankfold/transport.hpp"
+#include "rankfold/transport/hierarchical.hpp"
+#include "rankfold/transport/shm.hpp"
+
+RANKFOLD_BEGIN_NAMESPACE
+
+struct c10d_options {
+  /// What a rank stages its data in, both halves together, for each rank of the group. The same on
+  /// all ranks.
+  std::size_t workspace_bytes = detail::default_workspace_bytes;
+  /// How long the ranks may take to come together. Default: RANKFOLD_TIMEOUT, else 5 minutes.
+  std::chrono::milliseconds timeout = default_timeout();
+  /// Called about ten times a second while the ranks meet; what it throws ends the start.
+  std::function<void()> interrupt = {};
+  /// Ranks with the same text are taken to be on one host; empty: ranks whose kernel, network
+  /// namespace and user are the same. Only hierarchical transports ask.
+  std::string host = {};
+};
+
+namespace detail {
+
+/// What every frame begins with; its payload and, unaligned, its mark once more follow.
+struct c10d_frame_head {
+  std::uint64_t mark;
+  std::uint32_t kind;
+  std::uint32_t channel;
+  std::uint64_t place;     // of an acknowledged message on its channel
+  std::uint32_t received;  // frames of the receiver's that the sender had taken by then
+  std::uint32_t bytes;     // of the payload
+};
+static_assert(sizeof(c10d_frame_head) == 32);
+
+enum class c10d_frame_kind : std::uint32_t { hello = 1, data, acknowledgement, notice, goodbye };
+
+struct c10d_frame {
+  static constexpr std::size_t most_bytes = 4096;
+  c10d_frame_head head;
+  std::byte rest[most_bytes + sizeof(std::uint64_t)];
+
+  std::size_t size() const noexcept {
+    return sizeof head + (std::min)(most_bytes, std::size_t{head.bytes}) + sizeof head.mark;
+  }
+};
+
+/// What a rank says about itself when all have connected.
+struct c10d_hello {
+  std::uint64_t magic;
+  std::uint64_t host;
+  std::uint64_t workspace_bytes;
+};
+inline constexpr std::uint64_t c10d_magic = 0x3164303163666B72;  // "rkfc10d1" in memory
+
+inline std::uint64_t c10d_hash(std::string_view text) noexcept {
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash;
+}
+
+inline std::uint64_t c10d_random() {
+  std::uint8_t bytes[16];
+  fill_random(bytes);
+  std::uint64_t value = 0;
+  std::memcpy(&value, bytes, sizeof value);
+  return value;
+}
+
+/// Equal for ranks that can meet by shm_transport: the kernel, the network namespace, where the
+/// sockets for that are, the user. A rank that cannot tell is alone on its host.
+inline std::uint64_t c10d_host_mark() {
+  const auto boot = read_small_file("/proc/sys/kernel/random/boot_id");
+  struct stat network {};
+  struct stat users {};
+  if (!boot || ::stat("/proc/self/ns/net", &network) != 0 ||
+      ::stat("/proc/self/ns/user", &users) != 0) {
+    return c10d_random();
+  }
+  return c10d_hash(*boot + " " + std::to_string(network.st_ino) + " " +
+                   std::to_string(users.st_ino) + " " + std::to_string(::geteuid()));
+}
+
+using c10d_work = c10::intrusive_ptr<::c10d::Work>;
+
+/// Longer than anything that has arrived takes to be complete.
+inline constexpr std::chrono::milliseconds c10d_settled = std::chrono::hours(1);
+
+inline at::Tensor c10d_tensor(std::byte* data, std::size_t bytes) {
+  return at::from_blob(data, {static_cast<std::int64_t>(bytes)}, at::TensorOptions(at::kByte));
+}
+
+/// The ranks of a group come together and connect, in a thread of its own: a store that does not
+/// answer holds its caller up for ever.
+class c10d_meeting {
+  using clock = std::chrono::steady_clock;
+
+ public:
+  c10d_meeting(c10::intrusive_ptr<::c10d::Backend> parent, c10::intrusive_ptr<::c10d::Store> store,
+               std::string prefix, int rank, int size, std::chrono::milliseconds timeout)
+      : parent_(std::move(parent)),
+        store_(std::move(store)),
+        prefix_(std::move(prefix)),
+        rank_(rank),
+        size_(size),
+        timeout_(timeout),
+        deadline_(clock::now() + timeout) {}
+
+  /// Returns when the connections are made.
+  static void run(const std::shared_ptr<c10d_meeting>& self, const std::function<void()>& ask) {
+    std::thread helper;
+    try {
+      helper = std::thread([self] { self->meet(); });
+    } catch (const std::system_error& e) {
+      throw transport_error("rankfold: c10d_transport: no thread can be started: " +
+                            std::string(e.what()));
+    }
+    try {
+      self->await(ask);
+    } catch (...) {
+      self->given_up_ = true;
+      helper.detach();  // it may wait for the store for ever; `self` stays with it
+      throw;
+    }
+    helper.join();
+  }
+
+  c10::intrusive_ptr<::c10d::Backend> backend() const { return backend_; }
+  std::uint64_t session() const noexcept { return session_; }
+
+ private:
+  void await(const std::function<void()>& ask) {
+    // What the helper says about a late rank is better than that it said nothing.
+    const auto until = deadline_ + std::chrono::seconds(1);
+    std::unique_lock lock(mutex_);
+    while (!over_.wait_for(lock, std::chrono::milliseconds(100), [this] { return is_over_; })) {
+      if (clock::now() >= until) {
+        throw rendezvous_error(who() + "the process group's store, or a rank that has just come, " +
+                               "did not answer within " + duration_text(timeout_));
+      }
+      if (ask) {
+        lock.unlock();
+        ask();
+        lock.lock();
+      }
+    }
+    if (error_) std::rethrow_exception(error_);
+  }
+
+  void meet() noexcept {
+    std::exception_ptr error;
+    try {
+      come_together();
+    } catch (const error_base& e) {
+      error = std::current_exception();
+    } catch (const std::exception& e) {
+      try {
+        error = std::make_exception_ptr(rendezvous_error(who() + "gloo or the store failed: " +
+                                                         first_line(e.what())));
+      } catch (...) {
+        error = std::current_exception();
+      }
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const std::lock_guard lock(mutex_);
+    error_ = error;
+    is_over_ = true;
+    over_.notify_all();
+  }
+
+  using error_base = rankfold::error;
+
+  void come_together() {
+    // A connection of its own: other threads may wait for other keys over the one there is.
+    const auto store = c10::make_intrusive<::c10d::PrefixStore>(prefix_, store_->clone());
+    const std::string name = std::to_string(c10d_random()) + std::to_string(c10d_random());
+    store->set(arrival(rank_), name);
+    const auto give_up = [&](const std::string& what) {
+      store->deleteKey(arrival(rank_));
+      throw rendezvous_error(who() + what);
+    };
+    auto pause = std::chrono::milliseconds(1);
+    const auto all_there = [&](const std::vector<std::string>& keys) {
+      while (!store->check(keys)) {
+        if (given_up_) give_up("given up");
+        if (clock::now() >= deadline_) {
+          std::vector<int> missing;
+          for (int r = 0; r < size_; ++r) {
+            if (!store->check({arrival(r)})) missing.push_back(r);
+          }
+          give_up((missing.empty() ? "not all ranks" : ranks_text(missing)) +
+                  " did not come within " + duration_text(timeout_));
+        }
+        std::this_thread::sleep_for(pause);
+        pause = (std::min)(2 * pause, std::chrono::milliseconds(50));
+      }
+    };
+    if (rank_ == 0) {
+      std::vector<std::string> keys;
+      for (int r = 0; r < size_; ++r) keys.push_back(arrival(r));
+      all_there(keys);
+      session_ = c10d_random();
+      for (const std::string& key : keys) {
+        const std::string theirs = store->get_to_str(key);
+        store->deleteKey(key);  // so that the next meeting does not see it
+        if (theirs != name) store->set("go/" + theirs, std::to_string(session_));
+      }
+    } else {
+      all_there({"go/" + name});
+      session_ = std::stoull(store->get_to_str("go/" + name));
+      store->deleteKey("go/" + name);
+    }
+    // Not split(): it writes to the options, which all groups made from this one share.
+    const auto place = c10::make_intrusive<::c10d::PrefixStore>(
+        "gloo-" + std::to_string(session_), store);
+    backend_ = parent_->merge(place, parent_->getBackendOptions(), rank_, size_);
+  }
+
+  static std::string arrival(int rank) { return "here/" + std::to_string(rank); }
+
+  std::string who() const {
+    return "rankfold: c10d_transport: rank " + std::to_string(rank_) + " of " +
+           std::to_string(size_) + " could not start: ";
+  }
+
+  /// torch puts a stack of calls behind the text.
+  static std::string first_line(std::string text) { return text.substr(0, text.find('\n')); }
+
+  const c10::intrusive_ptr<::c10d::Backend> parent_;
+  const c10::intrusive_ptr<::c10d::Store> store_;
+  const std::string prefix_;
+  const int rank_;
+  const int size_;
+  const std::chrono::milliseconds timeout_;
+  const clock::time_point deadline_;
+  std::atomic<bool> given_up_{false};  // seq_cst: a flag, which orders nothing else
+  std::mutex mutex_;
+  std::condition_variable over_;
+  bool is_over_ = false;
+  std::exception_ptr error_;
+  c10::intrusive_ptr<::c10d::Backend> backend_;
+  std::uint64_t session_ = 0;
+};
+
+/// The connections of one rank to the others of its group, and all that is on its way there. Stays
+/// in its place when the transport is moved.
+///
+/// Thread-safety: any; a mutex.
+class c10d_link {
+ public:
+  static constexpr int channels = 15;
+  static constexpr std::size_t eager_bytes = c10d_frame::most_bytes;
+
+  c10d_link(c10::intrusive_ptr<::c10d::Backend> backend, c10::intrusive_ptr<::c10d::Store> store,
+            std::uint64_t session, int rank, int size, std::size_t workspace_bytes,
+            std::uint64_t host)
+      : backend_(std::move(backend)),
+        store_(std::move(store)),
+        session_(session),
+        rank_(rank),
+        workspace_bytes_(workspace_bytes),
+        host_(host),
+        peers_(static_cast<std::size_t>(size)) {
+    hosts_.resize(peers_.size(), host);
+    try {
+      for (int r = 0; r < size; ++r) {
+        if (r == rank_) continue;
+        peer& p = at(r);
+        p.ring = std::make_unique<std::array<posted, depth>>();
+        for (std::size_t i = 0; i < depth; ++i) post_frame(r, i);
+      }
+      const c10d_hello hello{c10d_magic, host, workspace_bytes};
+      for (int r = 0; r < size; ++r) {
+        if (r != rank_) send_frame(r, c10d_frame_kind::hello, 0, 0, &hello, sizeof hello);
+      }
+    } catch (...) {
+      drop_everything();
+      throw;
+    }
+  }
+  c10d_link(const c10d_link&) = delete;
+  c10d_link& operator=(const c10d_link&) = delete;
+  ~c10d_link() { drop_everything(); }
+
+  const c10::intrusive_ptr<::c10d::Backend>& backend() const noexcept { return backend_; }
+  const c10::intrusive_ptr<::c10d::Store>& store() const noexcept { return store_; }
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return static_cast<int>(peers_.size()); }
+  std::size_t workspace_bytes() const noexcept { return workspace_bytes_; }
+  std::uint64_t host() const noexcept { return host_; }
+  std::uint64_t session() const noexcept { return session_; }
+
+  /// The hosts of all ranks; of use when all have been met.
+  const std::vector<std::uint64_t>& hosts() const noexcept { return hosts_; }
+
+  /// Who has not said hello yet.
+  std::vector<int> not_met() {
+    const std::lock_guard lock(mutex_);
+    std::vector<int> missing;
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank_) continue;
+      look(r);
+      if (!fault_.empty()) throw rendezvous_error(fault_);
+      if (!at(r).met) missing.push_back(r);
+      if (at(r).broken && !at(r).met) {
+        throw rendezvous_error("rankfold: c10d_transport: rank " + std::to_string(rank_) + " of " +
+                               std::to_string(size()) + " could not start: " + rank_text(r) +
+                               " went away");
+      }
+    }
+    return missing;
+  }
+
+  /// The number of the message, for `sent`.
+  std::uint64_t send(int r, int channel, const std::byte* data, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (bytes <= eager_bytes) {
+      send_frame(r, c10d_frame_kind::data, channel, 0, data, bytes);
+      return at(r).frames_sent;
+    }
+    stream& s = at(r).streams[static_cast<std::size_t>(channel)];
+    auto message = std::make_unique<large_send>();
+    message->place = s.large_sent++;
+    message->word = mark(message->place) ^ bytes;
+    if (!at(r).broken) {
+      attempt(r, [&] {
+        // The data are only read.
+        message->data = start_send(r, channel, const_cast<std::byte*>(data), bytes);
+        message->end = start_send(r, channel, bytes_of(message->word), sizeof message->word);
+      });
+    }
+    const std::uint64_t place = message->place;
+    s.large_sends.push_back(std::move(message));
+    return place;
+  }
+
+  bool sent(int r, int channel, std::uint64_t number, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    look(r);
+    check_fault();
+    if (bytes <= eager_bytes) return number <= at(r).frames_acknowledged + depth;
+    return find_large(r, channel, number) == nullptr;
+  }
+
+  /// Keeps what a send that nobody asks for any more sends from.
+  void keep_sending(int r, int channel, std::uint64_t number, std::size_t bytes,
+                    std::shared_ptr<const void> memory) {
+    const std::lock_guard lock(mutex_);
+    if (bytes <= eager_bytes) return;  // was copied
+    if (large_send* message = find_large(r, channel, number)) message->memory = std::move(memory);
+  }
+
+  /// A receive of a large message.
+  struct large_receive {
+    c10d_work data;
+    c10d_work end;
+    std::uint64_t word = 0;
+    std::uint64_t expected = 0;
+    std::uint64_t place = 0;
+    std::shared_ptr<const void> memory;  // of one that nobody asks for any more
+  };
+
+  /// The place of the small message among those of the channel, or a large one.
+  std::uint64_t receive_small(int r, int channel, std::byte* data, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    stream& s = at(r).streams[static_cast<std::size_t>(channel)];
+    const std::uint64_t place = s.small_asked++;
+    if (!s.early.empty()) {
+      const std::vector<std::byte> message = std::move(s.early.front());
+      s.early.pop_front();
+      deliver(r, {data, bytes}, message);
+    } else {
+      s.asked.push_back({data, bytes});
+    }
+    return place;
+  }
+
+  bool received_small(int r, int channel, std::uint64_t place) {
+    const std::lock_guard lock(mutex_);
+    look(r);
+    check_fault();
+    return place < small_delivered(at(r).streams[static_cast<std::size_t>(channel)]);
+  }
+
+  /// What comes for this receive is dropped.
+  void forget_small(int r, int channel, std::uint64_t place) {
+    const std::lock_guard lock(mutex_);
+    stream& s = at(r).streams[static_cast<std::size_t>(channel)];
+    const std::uint64_t delivered = small_delivered(s);
+    if (place >= delivered) s.asked[place - delivered].data = nullptr;
+  }
+
+  std::unique_ptr<large_receive> receive_large(int r, int channel, std::byte* data,
+                                               std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    auto message = std::make_unique<large_receive>();
+    message->place = at(r).streams[static_cast<std::size_t>(channel)].large_asked++;
+    message->expected = mark(message->place) ^ bytes;
+    if (!at(r).broken) {
+      attempt(r, [&] {
+        message->data = start_receive(r, channel, data, bytes);
+        message->end = start_receive(r, channel, bytes_of(message->word), sizeof message->word);
+      });
+    }
+    return message;
+  }
+
+  bool received_large(int r, int channel, large_receive& message) {
+    const std::lock_guard lock(mutex_);
+    look(r);
+    check_fault();
+    if (peek(bytes_of(message.word)) != message.expected) return false;
+    bool complete = false;
+    attempt(r, [&] {
+      complete = message.data->wait(c10d_settled) && message.end->wait(c10d_settled);
+    });
+    if (complete) {
+      send_frame(r, c10d_frame_kind::acknowledgement, channel, message.place, nullptr, 0);
+    }
+    return complete;
+  }
+
+  void keep_receiving(std::unique_ptr<large_receive> message, std::shared_ptr<const void> memory) {
+    const std::lock_guard lock(mutex_);
+    message->memory = std::move(memory);
+    kept_.push_back(std::move(message));
+  }
+
+  /// The last word of this rank; only the first one is sent.
+  void say_last(c10d_frame_kind kind, const void* text, std::size_t bytes) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(has_said_last_, true)) return;
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank_) continue;
+      try {
+        send_frame(r, kind, 0, 0, text, bytes);
+      } catch (...) {
+        // Best effort: who waits has a deadline.
+      }
+    }
+  }
+
+  std::size_t heard(std::span<std::byte> room) {
+    const std::lock_guard lock(mutex_);
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank_) continue;
+      look(r);
+      const std::vector<std::byte>& notice = at(r).notice;
+      if (notice.empty()) continue;
+      const std::size_t bytes = (std::min)(room.size(), notice.size());
+      std::memcpy(room.data(), notice.data(), bytes);
+      return bytes;
+    }
+    return 0;
+  }
+
+  peer_state state(int r) {
+    if (r == rank_) return peer_state::alive;
+    const std::lock_guard lock(mutex_);
+    probe(r);
+    look(r);  // what came before the end counts
+    if (at(r).left) return peer_state::left;
+    return at(r).broken ? peer_state::died : peer_state::alive;
+  }
+
+ private:
+  static constexpr std::size_t depth = 16;
+  static constexpr int frame_tag = channels;
+
+  struct posted {
+    c10d_frame frame;
+    c10d_work work;
+  };
+  struct sent_frame {
+    std::unique_ptr<c10d_frame> frame;
+    c10d_work work;
+  };
+  struct large_send {
+    c10d_work data;
+    c10d_work end;
+    std::uint64_t word = 0;
+    std::uint64_t place = 0;
+    std::shared_ptr<const void> memory;
+  };
+  struct room {
+    std::byte* data;
+    std::size_t bytes;
+  };
+  /// Of one peer and channel.
+  struct stream {
+    std::uint64_t small_asked = 0;
+    std::deque<room> asked;                    // receives without a message
+    std::deque<std::vector<std::byte>> early;  // messages without a receive
+    std::uint64_t large_asked = 0;
+    std::uint64_t large_sent = 0;
+    std::deque<std::unique_ptr<large_send>> large_sends;
+  };
+  struct peer {
+    std::unique_ptr<std::array<posted, depth>> ring;
+    std::uint64_t frames_taken = 0;
+    std::uint64_t frames_told = 0;  // taken, as the peer knows
+    std::uint64_t frames_sent = 0;
+    std::uint64_t frames_acknowledged = 0;
+    std::deque<sent_frame> frames;  // sent and not acknowledged
+    std::array<stream, channels> streams;
+    std::vector<std::byte> notice;
+    bool met = false;
+    bool left = false;
+    bool broken = false;
+  };
+
+  peer& at(int r) noexcept { return peers_[static_cast<std::size_t>(r)]; }
+  static std::string rank_text(int r) { return "rank " + std::to_string(r); }
+
+  /// What nobody else writes by chance.
+  std::uint64_t mark(std::uint64_t number) const noexcept {
+    return session_ ^ ((number + 1) * 0x9e3779b97f4a7c15);
+  }
+
+  static std::byte* bytes_of(std::uint64_t& word) noexcept {
+    return reinterpret_cast<std::byte*>(&word);
+  }
+
+  /// A word that gloo's thread may be writing: no more than a hint that a wait will not wait.
+  static std::uint64_t peek(const std::byte* at) noexcept {
+    std::byte bytes[sizeof(std::uint64_t)];
+    for (std::size_t i = 0; i < sizeof bytes; ++i) {
+      bytes[i] = *static_cast<const volatile std::byte*>(at + i);
+    }
+    return std::bit_cast<std::uint64_t>(bytes);
+  }
+
+  /// What gloo refuses from now on ends the connection; `state` tells.
+  template <class Body>
+  void attempt(int r, Body&& body) {
+    try {
+      body();
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception&) {
+      at(r).broken = true;
+    }
+  }
+
+  c10d_work start_send(int r, int tag, std::byte* data, std::size_t bytes) {
+    std::vector<at::Tensor> tensors{c10d_tensor(data, bytes)};
+    return backend_->send(tensors, r, tag);
+  }
+
+  c10d_work start_receive(int r, int tag, std::byte* data, std::size_t bytes) {
+    std::vector<at::Tensor> tensors{c10d_tensor(data, bytes)};
+    return backend_->recv(tensors, r, tag);
+  }
+
+  void post_frame(int r, std::size_t index) {
+    posted& p = (*at(r).ring)[index];
+    attempt(r, [&] {
+      p.work = start_receive(r, frame_tag, reinterpret_cast<std::byte*>(&p.frame),
+                             sizeof p.frame.head + sizeof p.frame.rest);
+    });
+  }
+
+  void send_frame(int r, c10d_frame_kind kind, int channel, std::uint64_t place,
+                  const void* payload, std::size_t bytes) {
+    peer& p = at(r);
+    if (p.broken) {
+      ++p.frames_sent;  // never acknowledged
+      return;
+    }
+    std::unique_ptr<c10d_frame> frame;
+    if (spare_.empty()) {
+      frame = std::make_unique<c10d_frame>();
+    } else {
+      frame = std::move(spare_.back());
+      spare_.pop_back();
+    }
+    c10d_frame_head& head = frame->head;
+    head.mark = mark(p.frames_sent++);
+    head.kind = static_cast<std::uint32_t>(kind);
+    head.channel = static_cast<std::uint32_t>(channel);
+    head.place = place;
+    p.frames_told = p.frames_taken;
+    head.received = static_cast<std::uint32_t>(p.frames_taken);
+    head.bytes = static_cast<std::uint32_t>(bytes);
+    if (bytes != 0) std::memcpy(frame->rest, payload, bytes);
+    std::memcpy(frame->rest + bytes, &head.mark, sizeof head.mark);
+    p.frames.push_back({std::move(frame), {}});
+    attempt(r, [&] {
+      c10d_frame& sent = *p.frames.back().frame;
+      p.frames.back().work =
+          start_send(r, frame_tag, reinterpret_cast<std::byte*>(&sent), sent.size());
+    });
+  }
+
+  /// Takes the frames that have come from a peer.
+  void look(int r) {
+    peer& p = at(r);
+    for (;;) {
+      posted& next = (*p.ring)[p.frames_taken % depth];
+      if (next.work == nullptr) return;
+      const std::uint64_t expected = mark(p.frames_taken);
+      const auto* memory = reinterpret_cast<const std::byte*>(&next.frame);
+      if (peek(memory) != expected) return;
+      // Until the frame is there as a whole, its size is a hint, too.
+      const auto bytes = static_cast<std::size_t>(
+          static_cast<const volatile std::uint32_t&>(next.frame.head.bytes));
+      if (bytes > eager_bytes || peek(memory + sizeof next.frame.head + bytes) != expected) return;
+      bool complete = false;
+      attempt(r, [&] { complete = next.work->wait(c10d_settled); });
+      if (!complete) return;
+      next.work.reset();
+      const std::size_t index = p.frames_taken++ % depth;
+      take(r, next.frame);
+      if (!p.broken) post_frame(r, index);
+      // One that only receives must tell now and then.
+      if (!p.broken && p.frames_taken - p.frames_told >= depth / 2) {
+        send_frame(r, c10d_frame_kind::acknowledgement, channels, 0, nullptr, 0);
+      }
+    }
+  }
+
+  void take(int r, const c10d_frame& frame) {
+    peer& p = at(r);
+    const c10d_frame_head& head = frame.head;
+    // 32 bits are enough: fewer than `depth` are on their way.
+    const auto news =
+        static_cast<std::uint32_t>(head.received - static_cast<std::uint32_t>(p.frames_acknowledged));
+    for (std::uint32_t i = 0; i < news && !p.frames.empty(); ++i) {
+      release(p.frames.front());
+      p.frames.pop_front();
+      ++p.frames_acknowledged;
+    }
+    switch (static_cast<c10d_frame_kind>(head.kind)) {
+      case c10d_frame_kind::hello:
+        greet(r, frame);
+        break;
+      case c10d_frame_kind::data: {
+        stream& s = p.streams[head.channel % channels];
+        if (s.asked.empty()) {
+          s.early.emplace_back(frame.rest, frame.rest + head.bytes);
+        } else {
+          const room where = s.asked.front();
+          s.asked.pop_front();
+          deliver(r, where, {frame.rest, head.bytes});
+        }
+        break;
+      }
+      case c10d_frame_kind::acknowledgement:
+        if (head.channel < channels) {
+          auto& sends = p.streams[head.channel].large_sends;
+          const auto found = std::find_if(sends.begin(), sends.end(), [&](const auto& message) {
+            return message->place == head.place;
+          });
+          if (found != sends.end()) sends.erase(found);
+        }
+        break;
+      case c10d_frame_kind::notice:
+        p.notice.assign(frame.rest, frame.rest + head.bytes);
+        break;
+      case c10d_frame_kind::goodbye:
+        p.left = true;
+        break;
+    }
+  }
+
+  void release(sent_frame& frame) {
+    frame.work.reset();  // waits for gloo's thread where that has not noticed yet
+    if (spare_.size() < 4 * depth) spare_.push_back(std::move(frame.frame));
+  }
+
+  void greet(int r, const c10d_frame& frame) {
+    c10d_hello hello{};
+    std::memcpy(&hello, frame.rest, (std::min)(sizeof hello, std::size_t{frame.head.bytes}));
+    const std::string who = "rankfold: c10d_transport: rank " + std::to_string(rank_) + " of " +
+                            std::to_string(size()) + " could not start: ";
+    if (hello.magic != c10d_magic) {
+      fault_ = who + rank_text(r) + " has another version of rankfold";
+    } else if (hello.workspace_bytes != workspace_bytes_) {
+      fault_ = who + rank_text(r) + " has a workspace of " + bytes_text(hello.workspace_bytes) +
+               ", expected " + bytes_text(workspace_bytes_) + ", as this rank has";
+    }
+    hosts_[static_cast<std::size_t>(r)] = hello.host;
+    at(r).met = true;
+  }
+
+  void deliver(int r, room where, std::span<const std::byte> message) {
+    if (where.data == nullptr && where.bytes != 0) return;  // forgotten
+    if (message.size() == where.bytes) {
+      if (where.bytes != 0) std::memcpy(where.data, message.data(), where.bytes);
+      return;
+    }
+    fault_ = "rankfold: a message of " + std::to_string(message.size()) + " bytes came from " +
+             rank_text(r) + " where one of " + std::to_string(where.bytes) + " was expected";
+  }
+
+  /// For what is found out where nothing can be thrown.
+  void check_fault() const {
+    if (!fault_.empty()) throw transport_error(fault_);
+  }
+
+  static std::uint64_t small_delivered(const stream& s) noexcept {
+    return s.small_asked - s.asked.size();
+  }
+
+  large_send* find_large(int r, int channel, std::uint64_t place) {
+    for (const auto& message : at(r).streams[static_cast<std::size_t>(channel)].large_sends) {
+      if (message->place == place) return message.get();
+    }
+    return nullptr;
+  }
+
+  /// Whether gloo has seen the connection end. It tells only who waits; a wait that has been aborted
+  /// ends at once. The receive that was posted last: the one that a frame is just coming for gets no
+  /// exception.
+  void probe(int r) {
+    peer& p = at(r);
+    if (p.broken) return;
+    const c10d_work& work = (*p.ring)[(p.frames_taken + depth - 1) % depth].work;
+    if (work == nullptr) return;
+    attempt(r, [&] {
+      work->abort();
+      work->wait(c10d_settled);
+    });
+  }
+
+  /// Ends all connections. gloo keeps them while a transfer is there.
+  void drop_everything() noexcept {
+    backend_.reset();
+    peers_.clear();
+    kept_.clear();
+  }
+
+  c10::intrusive_ptr<::c10d::Backend> backend_;
+  c10::intrusive_ptr<::c10d::Store> store_;
+  const std::uint64_t session_;
+  const int rank_;
+  const std::size_t workspace_bytes_;
+  const std::uint64_t host_;
+  std::mutex mutex_;
+  std::vector<std::uint64_t> hosts_;
+  std::vector<peer> peers_;
+  std::vector<std::unique_ptr<c10d_frame>> spare_;
+  std::vector<std::unique_ptr<large_receive>> kept_;
+  std::string fault_;
+  bool has_said_last_ = false;
+};
+
+}  // namespace detail
+
+/// One rank of a torch.distributed process group whose CPU backend is gloo.
+///
+/// - All messages go over connections of its own, made by the group's gloo backend over the group's
+///   store: torch's collectives are not disturbed, nor do their timeouts end anything here. The
+///   group may be destroyed before the transport.
+/// - No thread of torch waits for a peer: gloo's thread moves messages on, also while nobody is in
+///   a call.
+/// - A process that ends is seen as `died` at once, one that destroys its transport as `left`. A
+///   host that cannot be reached any more, or a rank that is stopped, only a deadline ends.
+/// - Both sides of a message must have the same size: where a large one is longer than its receive,
+///   gloo ends the process.
+/// - SIGPIPE must be ignored, as Python does: gloo writes to connections that peers may have closed.
+class c10d_transport {
+  using link = detail::c10d_link;
+
+ public:
+  static constexpr int channels = link::channels;
+
+  /// A transfer. One that is destroyed before it is done must have been given to `abandon`.
+  class request {
+   public:
+    request() = default;
+    request(request&&) noexcept = default;
+    request& operator=(request&&) noexcept = default;
+
+   private:
+    friend class c10d_transport;
+    enum class kind { none, send, small_receive, large_receive };
+    request(kind what, int peer, int channel, std::uint64_t number, std::size_t bytes,
+            std::unique_ptr<link::large_receive> large = {}) noexcept
+        : what_(what),
+          peer_(peer),
+          channel_(channel),
+          number_(number),
+          bytes_(bytes),
+          large_(std::move(large)) {}
+
+    kind what_ = kind::none;
+    int peer_ = 0;
+    int channel_ = 0;
+    std::uint64_t number_ = 0;
+    std::size_t bytes_ = 0;
+    std::unique_ptr<link::large_receive> large_;
+  };
+
+  /// All ranks of the process group of that name, such as `dist.group.WORLD.group_name`.
+  ///
+  /// Collective: all ranks of the group; in the same order, and one at a time, where there are more
+  /// than one of a group.
+  /// Throws:     `rendezvous_error` where they do not all come in time, naming them;
+  ///             `transport_error` where torch refuses something; `std::invalid_argument` for a
+  ///             group that is not known here or has no gloo backend.
+  static c10d_transport from(const std::string& group_name, c10d_options options = {}) {
+    c10::intrusive_ptr<::c10d::ProcessGroup> group;
+    try {
+      group = ::c10d::resolve_process_group(group_name);
+    } catch (const std::exception&) {
+      throw std::invalid_argument(
+          "rankfold: c10d_transport::from: there is no process group \"" + group_name +
+          "\" in this process; torch.distributed.init_process_group makes the default one, whose "
+          "name is torch.distributed.group.WORLD.group_name");
+    }
+    return from(group, std::move(options));
+  }
+
+  static c10d_transport from(const c10::intrusive_ptr<::c10d::ProcessGroup>& group,
+                             c10d_options options = {}) {
+    const int rank = group->getRank();
+    const int size = group->getSize();
+    detail::check_rank(rank, size);
+    (void)detail::checked_segment_bytes(options.workspace_bytes, 1);
+    c10::intrusive_ptr<::c10d::Backend> backend;
+    std::string found = "none";
+    try {
+      backend = group->getBackend(c10::DeviceType::CPU);
+      found = backend->getBackendName();
+    } catch (const std::exception&) {
+      backend.reset();
+    }
+    if (backend == nullptr || found != "gloo") {
+      throw std::invalid_argument(
+          "rankfold: c10d_transport::from: the process group's backend for the CPU is " + found +
+          ", expected gloo: init_process_group(\"gloo\") or \"cpu:gloo,cuda:nccl\"");
+    }
+    const std::uint64_t host =
+        options.host.empty() ? detail::c10d_host_mark() : detail::c10d_hash(options.host);
+    return meet(std::move(backend), group->getStore(), "rankfold/c10d", rank, size,
+                options.workspace_bytes, host, options.timeout, options.interrupt);
+  }
+
+  /// The transport of a group of this one's ranks; see splittable_transport. Has connections of its
+  /// own, made as those of this one were.
+  c10d_transport child(std::span<const int> members, int rank, std::string_view key,
+                       const child_options& options = {}) const {
+    const int size = static_cast<int>(members.size());
+    detail::check_rank(rank, size);
+    return meet(link_->backend(), link_->store(), "rankfold/c10d/" + std::string(key), rank, size,
+                link_->workspace_bytes(), link_->host(), options.timeout, options.interrupt);
+  }
+
+  c10d_transport(c10d_transport&&) noexcept = default;
+  c10d_transport& operator=(c10d_transport&& other) noexcept {
+    c10d_transport taken(std::move(other));
+    std::swap(link_, taken.link_);
+    std::swap(generation_, taken.generation_);
+    return *this;
+  }
+  ~c10d_transport() {
+    if (link_ == nullptr) return;
+    if (generation_ != detail::fork_generation()) {
+      (void)link_.release();  // the parent's, with threads that this process does not have
+      return;
+    }
+    link_->say_last(detail::c10d_frame_kind::goodbye, nullptr, 0);
+  }
+
+  int rank() const noexcept { return link_->rank(); }
+  int size() const noexcept { return link_->size(); }
+  std::string_view name() const noexcept { return "c10d"; }
+  std::size_t workspace_bytes() const noexcept { return link_->workspace_bytes(); }
+  peer_state state(int rank) const noexcept {
+    try {
+      return link_->state(rank);
+    } catch (...) {
+      return peer_state::alive;  // its next transfer has the error
+    }
+  }
+
+  /// A number a rank, equal for ranks that say that they are on one host; see c10d_options::host.
+  std::vector<int> hosts() const {
+    const std::vector<std::uint64_t>& known = link_->hosts();
+    std::vector<int> marks;
+    for (const std::uint64_t host : known) {
+      marks.push_back(
+          static_cast<int>(std::find(known.begin(), known.end(), host) - known.begin()));
+    }
+    return marks;
+  }
+
+  request send(int peer, int channel, const std::byte* data, std::size_t bytes) {
+    check(peer, channel);
+    return {request::kind::send, peer, channel, link_->send(peer, channel, data, bytes), bytes};
+  }
+
+  request receive(int peer, int channel, std::byte* data, std::size_t bytes) {
+    check(peer, channel);
+    if (bytes <= link::eager_bytes) {
+      return {request::kind::small_receive, peer, channel,
+              link_->receive_small(peer, channel, data, bytes), bytes};
+    }
+    return {request::kind::large_receive, peer, channel, 0, bytes,
+            link_->receive_large(peer, channel, data, bytes)};
+  }
+
+  bool done(request& r) {
+    bool is_done = true;
+    switch (r.what_) {
+      case request::kind::none:
+        break;
+      case request::kind::send:
+        is_done = link_->sent(r.peer_, r.channel_, r.number_, r.bytes_);
+        break;
+      case request::kind::small_receive:
+        is_done = link_->received_small(r.peer_, r.channel_, r.number_);
+        break;
+      case request::kind::large_receive:
+        is_done = link_->received_large(r.peer_, r.channel_, *r.large_);
+        break;
+    }
+    if (is_done) r = request();
+    return is_done;
+  }
+
+  void abandon(request&& r, std::shared_ptr<const void> memory) noexcept {
+    request taken = std::move(r);
+    switch (taken.what_) {
+      case request::kind::none:
+        break;
+      case request::kind::send:
+        link_->keep_sending(taken.peer_, taken.channel_, taken.number_, taken.bytes_,
+                            std::move(memory));
+        break;
+      case request::kind::small_receive:
+        link_->forget_small(taken.peer_, taken.channel_, taken.number_);
+        break;
+      case request::kind::large_receive:
+        link_->keep_receiving(std::move(taken.large_), std::move(memory));
+        break;
+    }
+  }
+
+  void announce(std::span<const std::byte> notice) noexcept {
+    RANKFOLD_ASSERT(1, notice.size() <= max_notice, "the notice is too long");
+    link_->say_last(detail::c10d_frame_kind::notice, notice.data(), notice.size());
+  }
+
+  std::size_t heard(std::span<std::byte> notice) { return link_->heard(notice); }
+
+ private:
+  explicit c10d_transport(std::unique_ptr<link> made) : link_(std::move(made)) {}
+
+  static c10d_transport meet(c10::intrusive_ptr<::c10d::Backend> parent,
+                             c10::intrusive_ptr<::c10d::Store> store, std::string prefix, int rank,
+                             int size, std::size_t workspace_bytes, std::uint64_t host,
+                             std::chrono::milliseconds timeout,
+                             const std::function<void()>& interrupt) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto meeting = std::make_shared<detail::c10d_meeting>(
+        parent, store, std::move(prefix), rank, size, timeout);
+    detail::c10d_meeting::run(meeting, interrupt);
+    auto made = std::make_unique<link>(meeting->backend(), std::move(store), meeting->session(),
+                                       rank, size, workspace_bytes, host);
+    auto asked = begin;
+    for (;;) {
+      const std::vector<int> missing = made->not_met();
+      if (missing.empty()) return c10d_transport(std::move(made));
+      const auto now = std::chrono::steady_clock::now();
+      if (now - begin >= timeout) {
+        throw rendezvous_error("rankfold: c10d_transport: rank " + std::to_string(rank) + " of " +
+                               std::to_string(size) + " could not start: " +
+                               detail::ranks_text(missing) + " said nothing within " +
+                               detail::duration_text(timeout));
+      }
+      if (interrupt && now - asked >= std::chrono::milliseconds(100)) {
+        asked = now;
+        interrupt();
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+
+  void check([[maybe_unused]] int peer, [[maybe_unused]] int channel) const {
+    RANKFOLD_ASSERT(1, peer >= 0 && peer < size() && peer != rank(), "no such peer");
+    RANKFOLD_ASSERT(1, channel >= 0 && channel < channels, "no such channel");
+  }
+
+  std::unique_ptr<link> link_;
+  unsigned generation_ = detail::fork_generation();
+};
+static_assert(message_transport<c10d_transport> && splittable_transport<c10d_transport>);
+
+/// Shared memory inside of a host, a torch.distributed process group between hosts.
+using c10d_hierarchical_transport = hierarchical_transport<shm_transport, c10d_transport>;
+
+/// All ranks of the process group of that name, on whatever hosts they are. See
+/// c10d_transport::from; ranks that say that they are on one host must meet by shm_transport, or
+/// this throws on all of that host (and the others see at their first call that these have left).
+inline c10d_hierarchical_transport c10d_hierarchical(const std::string& group_name,
+                                                     const c10d_options& options = {}) {
+  c10d_transport all = c10d_transport::from(group_name, options);
+  const std::vector<int> hosts = all.hosts();
+  const int own = all.rank();
+  const auto connect = [&](std::string_view key, int rank, int size) {
+    try {
+      return shm_transport::connect(key, rank, size,
+                                    {.workspace_bytes = options.workspace_bytes,
+                                     .timeout = options.timeout,
+                                     .interrupt = options.interrupt});
+    } catch (const rendezvous_error& e) {
+      throw rendezvous_error(
+          "rankfold: c10d_hierarchical: " +
+          detail::ranks_text(host_layout::of(hosts).neighbours(own)) +
+          " say that they are on one host, but cannot meet there: " + detail::inner_text(e.what()) +
+          "; where they are not on one host, give each host a name in c10d_options::host");
+    }
+  };
+  return c10d_hierarchical_transport::compose(
+      std::move(all), hosts, connect,
+      {.timeout = options.timeout, .interrupt = options.interrupt});
+}
+
+RANKFOLD_END_NAMESPACE
