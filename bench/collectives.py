@@ -166,6 +166,7 @@ def contestants_of(arguments, folder, cpus):
             ["--bind-to", "none", *(["--oversubscribe"] if crowded else [])],
             {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
         ),
+        ("mpich", ["mpiexec.hydra", "mpiexec.mpich"], ["-bind-to", "none"], {}),
     ]:
         program = arguments.build / f"bench/bench_{name}"
         launcher = next(filter(None, map(shutil.which, launchers)), None)

@@ -32,7 +32,7 @@ tests = {str(path.relative_to(root / "test/unit").with_suffix(""))
 problems = []
 for name, pattern, end in [("unit", "**/*.cpp", r"\n\}"), ("conformance", "*.cpp", r"\]"),
                            ("compile_fail", "*.cpp", r"\]"), ("model", "*.pml", r"\]"),
-                           ("torch", "test_*.py", r"\]")]:
+                           ("mpi", "test_*.py", r"\]"), ("torch", "test_*.py", r"\]")]:
     folder = root / "test" / name
     there = {str(path.relative_to(folder).with_suffix("")).removeprefix("test_")
              for path in folder.glob(pattern)}

@@ -52,6 +52,7 @@ SUITES = {
     "model": ("test", ["--suite", "model"], 1800),
     "package": ("test", ["--suite", "package"], 300),
     "examples": ("test", ["--suite", "examples"], 600),
+    "mpi": ("test", ["--suite", "mpi"], 1800),
     "torch": ("test", ["--suite", "torch"], 3600),
     "native": ("test-native", ["unit kernel"], 300),
     "asan": ("test-asan", ["--suite", "unit", "--suite", "conformance"], 1200),

@@ -4,7 +4,7 @@
 #
 # usage: tools/setup.sh examples|tests|bench [--mpi]
 #
-#   --mpi                  Open MPI as well
+#   --mpi                  Open MPI as well; the tests have it, and MPICH, without
 #   RANKFOLD_PIP_OPTIONS   more options for pip install, such as an index with another build of torch
 #   RANKFOLD_PYTHON        the Python for build/venv, 3.11 or newer (default python3)
 #   RANKFOLD_TORCH=none    leave torch out; the C++ half needs none of it
@@ -45,6 +45,7 @@ fi
 python=${RANKFOLD_PYTHON:-python3}
 python_says() { "$python" -c "import os, sys, sysconfig; $1" >/dev/null 2>&1; }
 has_package() { pkg-config --exists "$1" 2>/dev/null; }
+has_openmpi_launcher() { command -v mpirun.openmpi || mpirun --version | grep 'Open MPI'; }
 
 missing=''
 need() { # need PACKAGE CHECK…
@@ -62,10 +63,14 @@ if [ "$profile" = tests ]; then
   need catch2 has_package catch2
   need cmake command -v cmake
   need spin command -v spin
+  need mpich command -v mpiexec.hydra
+  need libmpich-dev has_package mpich
+  need iproute2 command -v ip # several hosts on one, by network namespaces
 fi
-if [ "$mpi" = yes ]; then
-  need openmpi-bin command -v mpirun
-  need libopenmpi-dev command -v mpicxx
+if [ "$mpi" = yes ] || [ "$profile" = tests ]; then
+  # By names that only it has: mpirun and mpicxx are MPICH's where that alone is installed.
+  need openmpi-bin has_openmpi_launcher
+  need libopenmpi-dev has_package ompi
 fi
 
 if [ -n "$missing" ]; then

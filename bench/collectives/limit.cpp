@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the machine allows: programs that move the bytes of an all_reduce between two cores and do
+// What the machine allows: programs that move the bytes of a collective between two cores and do
 // nothing else. One process, two threads, one a CPU; each request says in <dtype> which limit is
-// asked for.
+// asked for, and in <collective> of what.
 //
 //   latency     one cache line, one way: half a ping-pong, the better of two ways to poll
-//   exchange    both cores copy N bytes into a shared buffer, then each reads what the other has
-//   just
-//               written; only the copy and the read are timed, not the meeting in between
-//   streaming   both cores stream N bytes in place, write each line to a re-used chunk as well, and
-//   read
-//               another one from the chunk that the other core keeps writing; no synchronisation
+//   exchange    both cores copy what the other needs into a shared buffer, then each takes what it
+//               needs from the other's; only the copies are timed, not the meeting in between
+//   streaming   both cores do the same chunk by chunk, with two chunks of shared buffer that are
+//               used again and again; no synchronisation
 //
-// exchange: the better of plain and non-temporal stores; streaming: the best of several chunk
-// sizes.
+// What a core takes is added to (all_reduce, reduce_scatter) or copied to (all_gather, all_to_all,
+// broadcast) its own memory; the block that stays on a core is copied, too. exchange: the better of
+// plain and non-temporal stores; streaming: the best of several chunk sizes.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -102,18 +101,6 @@ void fold(std::byte* to, const std::byte* from, std::size_t bytes) {
     store_line(to + i, load_line(to + i) + load_line(from + i));
 }
 
-/// Reads all, keeps nothing.
-void read(const std::byte* from, std::size_t bytes) {
-  lane sums[4] = {};
-  std::size_t i = 0;
-  for (; i + 4 * line <= rounded(bytes); i += 4 * line) {
-    for (std::size_t j = 0; j < 4; ++j) sums[j] += load_line(from + i + j * line);
-  }
-  for (; i < bytes; i += line) sums[0] += load_line(from + i);
-  const lane sum = sums[0] + sums[1] + sums[2] + sums[3];
-  asm volatile("" : : "m"(sum));
-}
-
 double median(std::vector<double> values) {
   if (values.empty()) return std::numeric_limits<double>::infinity();
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -135,6 +122,25 @@ struct memory {
  private:
   std::size_t bytes_;
   std::byte* data_;
+};
+
+/// What one core does for a collective of two, in bytes.
+struct moves {
+  std::size_t gives;  // copied into the shared buffer
+  std::size_t takes;  // from the other's
+  std::size_t keeps;  // copied from its own input to its own output
+  bool folds;         // what it takes is added to what is there
+
+  static moves of(const bench::request& asked, int me) {
+    const std::size_t all = asked.bytes;
+    const std::size_t block = all / 2;
+    if (asked.is("all_reduce")) return {all, all, 0, true};
+    if (asked.is("reduce_scatter")) return {block, block, 0, true};
+    if (asked.is("all_gather") || asked.is("all_to_all")) return {block, block, block, false};
+    if (asked.is("broadcast")) return me == 0 ? moves{all, 0, 0, false} : moves{0, all, 0, false};
+    throw std::invalid_argument("unknown collective " + asked.collective);
+  }
+  std::size_t most() const { return (std::max)({gives, takes, keeps, line}); }
 };
 
 class limits {
@@ -217,21 +223,24 @@ class limits {
     bench::samples best;
     double best_time = std::numeric_limits<double>::infinity();
     for (const bool streams : {false, true}) {
-      // What the slower of the two cores needs.
+      // What the slower of the two cores needs; in a broadcast, one after the other.
       std::vector<double> times[2];
       std::unique_ptr<memory> shared[2];
       meeting start;
       on_both([&](int me) {
-        const memory own(asked.bytes);
-        shared[me] = std::make_unique<memory>(asked.bytes);
+        const moves own = moves::of(asked, me);
+        const memory in(own.most());
+        const memory out(own.most());
+        shared[me] = std::make_unique<memory>(own.most());
         for (std::size_t i = 0; i < asked.warmup + asked.batches; ++i) {
           start.meet(me);
           const auto t0 = bench::clock::now();
-          copy(shared[me]->data(), own.data(), asked.bytes, streams);
+          copy(shared[me]->data(), in.data(), own.gives, streams);
           const auto t1 = bench::clock::now();
           start.meet(me);
           const auto t2 = bench::clock::now();
-          read(shared[1 - me]->data(), asked.bytes);
+          take(own, out.data(), shared[1 - me]->data(), own.takes);
+          copy(out.data(), in.data(), own.keeps, false);
           const auto t3 = bench::clock::now();
           if (i >= asked.warmup) {
             times[me].push_back((std::max)(0.0, bench::ns_between(t0, t1) +
@@ -241,28 +250,44 @@ class limits {
         }
         start.meet(me);
       });
-      const double time = (std::max)(median(times[0]), median(times[1]));
+      const double time = asked.is("broadcast") ? median(times[0]) + median(times[1])
+                                                : (std::max)(median(times[0]), median(times[1]));
       if (time < best_time) {
         best_time = time;
-        best.batches = median(times[0]) > median(times[1]) ? times[0] : times[1];
+        best.batches = {time};
       }
     }
     return best;
   }
 
+  static void take(const moves& own, std::byte* to, const std::byte* from, std::size_t bytes) {
+    if (bytes == 0) return;
+    if (own.folds) {
+      fold(to, from, bytes);
+    } else {
+      copy(to, from, bytes, false);
+    }
+  }
+
   /// Chunk by chunk: the own chunk is copied to one half of the own buffer, then what lies in the
-  /// other half of the peer's is added in place. Nobody waits, so what is read may be of any chunk.
+  /// other half of the peer's is taken. Nobody waits, so what is read may be of any chunk.
   bench::samples streaming(const bench::request& asked) {
     bench::samples best;
     double best_time = std::numeric_limits<double>::infinity();
     for (const std::size_t limit :
          {std::size_t{64} << 10, std::size_t{256} << 10, std::size_t{1} << 20}) {
-      const std::size_t chunk = (std::min)(limit, rounded(asked.bytes));
       std::vector<double> times[2];
       std::unique_ptr<memory> shared[2];
       meeting start;
       on_both([&](int me) {
-        const memory own(asked.bytes);
+        const moves own = moves::of(asked, me);
+        const std::size_t most = own.most();
+        const std::size_t chunk = (std::min)(limit, rounded(most));
+        const memory in(most);
+        // An all_reduce is in place.
+        const std::unique_ptr<memory> other =
+            asked.is("all_reduce") ? nullptr : std::make_unique<memory>(2 * most);
+        std::byte* const out = other ? other->data() : in.data();
         shared[me] = std::make_unique<memory>(2 * chunk);
         start.meet(me);
         std::byte* const mine = shared[me]->data();
@@ -270,10 +295,13 @@ class limits {
         for (std::size_t i = 0; i < asked.warmup + asked.batches; ++i) {
           const auto begin = bench::clock::now();
           std::size_t half = 0;
-          for (std::size_t at = 0; at < asked.bytes; at += chunk, half ^= chunk) {
-            const std::size_t now = (std::min)(chunk, asked.bytes - at);
-            copy(mine + half, own.data() + at, now, false);
-            fold(own.data() + at, theirs + (half ^ chunk), now);
+          for (std::size_t at = 0; at < most; at += chunk, half ^= chunk) {
+            const auto part = [&](std::size_t all) {
+              return all > at ? (std::min)(chunk, all - at) : 0;
+            };
+            copy(mine + half, in.data() + at, part(own.gives), false);
+            take(own, out + at, theirs + (half ^ chunk), part(own.takes));
+            if (other) copy(out + most + at, in.data() + at, part(own.keeps), false);
           }
           if (i >= asked.warmup) times[me].push_back(bench::ns_between(begin, bench::clock::now()));
         }

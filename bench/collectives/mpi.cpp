@@ -41,9 +41,8 @@ void work(const bench::arguments& arguments) {
       });
     }
     if (asked.is("broadcast")) {
-      return measure([&](std::byte*, std::byte* out) {
-        MPI_Bcast(out, count, MPI_FLOAT, 0, MPI_COMM_WORLD);
-      });
+      return measure(
+          [&](std::byte*, std::byte* out) { MPI_Bcast(out, count, MPI_FLOAT, 0, MPI_COMM_WORLD); });
     }
     if (asked.is("all_to_all")) {
       return measure([&](std::byte* in, std::byte* out) {

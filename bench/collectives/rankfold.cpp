@@ -64,9 +64,8 @@ void work(const bench::arguments& arguments) {
       });
     }
     if (asked.is("broadcast")) {
-      return measurer.measure(asked, [&](std::byte*, std::byte* out) {
-        comm.broadcast(span_of(out, count), 0, call);
-      });
+      return measurer.measure(
+          asked, [&](std::byte*, std::byte* out) { comm.broadcast(span_of(out, count), 0, call); });
     }
     if (asked.is("all_to_all")) {
       return measurer.measure(asked, [&](std::byte* in, std::byte* out) {

@@ -13,6 +13,7 @@ LABELS = {
     "torch_op": "rankfold, torch op",
     "gloo": "gloo (torch)",
     "openmpi": "Open MPI",
+    "mpich": "MPICH",
 }
 MARKS = "<!-- bench: begin -->", "<!-- bench: end -->"
 
@@ -131,7 +132,7 @@ class Results:
         names = [n for n in self.names if any(n in cell.names for cell in cells.values())]
         ratios = [
             (slow, fast)
-            for slow, fast in (("openmpi", "rankfold"), ("gloo", "torch_op"))
+            for slow, fast in (("openmpi", "rankfold"), ("mpich", "rankfold"), ("gloo", "torch_op"))
             if slow in names and fast in names
         ]
         ratios += [("rankfold", n) for n in names if n not in LABELS and "rankfold" in names]
@@ -177,7 +178,7 @@ class Results:
         if self.description["ranks"] != 2 or self.description["mode"] != "hot":
             return
         wanted = [
-            ("faster than Open MPI at every size", "openmpi", "rankfold", 1.0, 0, None),
+            ("all_reduce faster than Open MPI at every size", "openmpi", "rankfold", 1.0, 0, None),
             ("torch op ≥ 20× faster than gloo up to 64 KiB", "gloo", "torch_op", 20, 0, 64 << 10),
             ("torch op ≥ 4× faster than gloo from 1 MiB", "gloo", "torch_op", 4, 1 << 20, None),
         ]
@@ -187,6 +188,7 @@ class Results:
                     (key[1], key[2]): (cell.ratio(slow, fast), len(cell.rounds))
                     for key, cell in self.cells.items()
                     if key[0] == place
+                    and key[1].startswith("all_reduce ")
                     and low <= key[2] <= (high or key[2])
                     and cell.ratio(slow, fast) is not None
                 }
@@ -205,6 +207,28 @@ class Results:
                     )
                 yield f"{text}, {place}", verdict, details
 
+    def mpi_bars(self):
+        """Of each collective: 1.5 times as fast as the faster MPI, or within 1.1 of the limit and not slower."""
+        if self.description["ranks"] != 2 or self.description["mode"] != "hot":
+            return
+        for place, series, cells in self.sections():
+            if not series.endswith(" float32"):
+                continue
+            missed, least = [], None
+            for size, cell in cells.items():
+                ratios = [r for r in (cell.ratio("openmpi", "rankfold"), cell.ratio("mpich", "rankfold")) if r]
+                if not ratios:
+                    continue
+                ratio, over = min(ratios), cell.over_limit("rankfold") or 99
+                if least is None or ratio < least[0]:
+                    least = ratio, size
+                if ratio < 1.5 and not (over <= 1.1 and ratio >= 1):
+                    missed.append(f"{bytes_text(size)} B ({digits(ratio)}×, {digits(over)} of the limit)")
+            if least:
+                verdict = "NOT MET at " + ", ".join(missed) if missed else "met"
+                text = f"{series.split()[0]} ≥ 1.5× the faster MPI, or ≤ 1.1× the limit and not slower"
+                yield f"{text}, {place}", verdict, f"least {digits(least[0])}× at {bytes_text(least[1])} B"
+
     def text(self):
         parts = []
         for place, series, cells in self.sections():
@@ -215,7 +239,7 @@ class Results:
         parts.append("")
         if not self.cells:
             parts.append("no round counted: the latency between the CPUs never kept still")
-        for text, verdict, details in self.bars():
+        for text, verdict, details in [*self.bars(), *self.mpi_bars()]:
             parts.append(f"{text}: {verdict}; {details}")
         parts.append(self.load_text())
         return "\n".join(parts)
@@ -233,7 +257,7 @@ class Results:
         lines = heading(self.description).splitlines()
         parts = ["\n".join(f"- {line}" for line in [*lines, self.load_text()])]
         parts.append(f"- command: `{self.description['command']}`")
-        bars = list(self.bars())
+        bars = [*self.bars(), *self.mpi_bars()]
         if bars:
             table = "\n".join(f"| {' | '.join(bar)} |" for bar in bars)
             parts.append("\n| bar | verdict | |\n|---|---|---|\n" + table)

@@ -113,7 +113,8 @@ struct request {
     std::istringstream in(line);
     in >> what;
     if (what == "measure") {
-      in >> collective >> dtype >> bytes >> mode >> placement >> warmup >> batch >> batches >> calls;
+      in >> collective >> dtype >> bytes >> mode >> placement >> warmup >> batch >> batches >>
+          calls;
     }
     if (in.fail()) throw std::invalid_argument("malformed request: " + line);
   }
@@ -125,9 +126,7 @@ struct request {
   }
   std::size_t count() const { return bytes / element_size(); }
   bool is(std::string_view name) const { return collective == name; }
-  bool in_place() const {
-    return is("broadcast") || (is("all_reduce") && placement == "in_place");
-  }
+  bool in_place() const { return is("broadcast") || (is("all_reduce") && placement == "in_place"); }
   bool paced() const { return mode == "paced"; }
 };
 
@@ -284,8 +283,8 @@ class measurer {
   template <class Call>
   samples measure(const request& asked, Call&& call) {
     buffers_.prepare(asked);
-    const std::string what = asked.collective + ' ' + asked.dtype + ' ' +
-                             std::to_string(asked.bytes) + asked.placement;
+    const std::string what =
+        asked.collective + ' ' + asked.dtype + ' ' + std::to_string(asked.bytes) + asked.placement;
     if (verified_.insert(what).second) verify(asked, call);
     // Sums in place double with every call and end at infinity, where they stay: no subnormal
     // number, no special case on the way.

@@ -72,6 +72,11 @@ class message_view {
   {
     return message_->workspace_bytes();
   }
+  std::uint64_t context_key() const
+    requires requires(const Message& m) { m.context_key(); }
+  {
+    return message_->context_key();
+  }
   request send(int peer, int channel, const std::byte* data, std::size_t bytes) {
     return message_->send(world_rank(peer), first_channel_ + channel, data, bytes);
   }
@@ -175,6 +180,9 @@ class context<hierarchical_transport<Memory, Message>>
 
   /// Folds the partials of all units, at partials(), into `count` elements at `out`.
   void finish_units(const kernel::reducer& reducer, void* out, std::size_t count) {
+    // At least one partial a slot, however large an element is.
+    const std::size_t least = static_cast<std::size_t>(plan_.slots()) * reducer.partial->size;
+    if (slots_.size() < least) slots_.resize(least);
     detail::run_plan(plan_, reducer, {operands_, slots_}, partials_.data(), out, count);
   }
 

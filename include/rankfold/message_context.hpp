@@ -55,6 +55,7 @@ struct packet {
   };
 
   std::uint64_t magic;
+  std::uint64_t key;  // of the transport, if it has any
   std::uint64_t step;
   std::uint64_t fingerprint[2];
   std::uint64_t tuning_hash;
@@ -62,7 +63,7 @@ struct packet {
   std::uint64_t regions;
   std::byte payload[inline_capacity];
   region region_of[max_regions];
-  std::byte attached[864];
+  std::byte attached[856];
 };
 static_assert(sizeof(packet) == 1024 && std::is_standard_layout_v<packet>);
 inline constexpr std::uint64_t packet_magic = 0x3170646C6F666B72;  // "rkfoldp1" in memory
@@ -356,6 +357,14 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     }
   }
 
+  std::uint64_t context_key() const {
+    if constexpr (requires { transport_.context_key(); }) {
+      return transport_.context_key();
+    } else {
+      return 0;
+    }
+  }
+
   bool arrived(int r, std::uint64_t s) const noexcept {
     return peers_[static_cast<std::size_t>(r)].complete >= s;
   }
@@ -413,6 +422,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     const link& p = peers_[static_cast<std::size_t>(r)];
     detail::packet& out = memory_->outgoing(r, step_ & 1);
     out.magic = detail::packet_magic;
+    out.key = context_key();
     out.step = step_;
     out.fingerprint[0] = print_.words[0];
     out.fingerprint[1] = print_.words[1];
@@ -503,6 +513,11 @@ class context<Transport> : public detail::context_base<context<Transport>> {
 
   void unpack(int r, link& p, const detail::packet& in) {
     const std::uint64_t s = p.complete + 1;
+    if (in.key != context_key()) {
+      this->fail(detail::failure::transport,
+                 this->where(step_) + "a packet of " + this->rank_text(r) +
+                     " is one of another group: two groups got the same tags; split once more");
+    }
     if (in.magic != detail::packet_magic) {
       this->fail(detail::failure::transport,
                  this->where(step_) + this->rank_text(r) +

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a user gets wrong in a call of a collective.
+#include <cstddef>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,6 +13,9 @@ void use(rankfold::communicator<rankfold::self_transport>& comm) {
   std::vector<std::string> names(4);
   comm.all_reduce(std::span(x));
   comm.all_reduce(std::span<const float>(x), std::span(x));
+  const std::vector<std::size_t> counts(1, 4);
+  comm.gather(std::span<const float>(x), std::span(x), counts, 0);
+  comm.all_to_all(std::span<const float>(x), counts, std::span(x), counts);
 
 #if defined(CF_STRINGS)  // expect: 'is_trivially_copyable_v<T> \[with T = std::.*string
   comm.all_reduce(std::span(names));
@@ -35,7 +39,29 @@ void use(rankfold::communicator<rankfold::self_transport>& comm) {
 #if defined(CF_OPERATOR_TAKES_ONE)  // expect: 'reduction_op<Op, T>' \[with Op = .*; T = float\]
   comm.all_reduce(std::span(x), [](float a) { return a; });
 #endif
-#if defined(CF_NOT_A_TRANSPORT)  // expect: 'memory_transport<Transport>' \[with Transport = int\]
+#if defined(CF_REDUCE_TO_A_NAME)  // expect: 'reduction_op<Op, T>' \[with Op = .*; T = float\]
+  comm.reduce(std::span(x), 0, "sum");
+#endif
+#if defined(CF_GATHER_OF_TWO_TYPES)  // expect: 'same_as<.*, T>' \[with In = const int; T = float\]
+  comm.gather(std::span<const int>(n), std::span(x));
+#endif
+#if defined(CF_GATHER_IN_PLACE_OF_CONST)  // expect: 'element<T>' \[with T = const float\]
+  comm.gather(std::span<const float>(x));
+#endif
+#if defined(CF_SCATTER_TO_CONST)  // expect: 'element<T>' \[with T = const float\]
+  comm.scatter(std::span(x), std::span<const float>(x));
+#endif
+#if defined(CF_COUNTS_OF_INT)  // expect: 'std::vector<int>'\) to type 'std::span<const
+  comm.all_gather(std::span<const float>(x), std::span(x), std::vector<int>(1, 4));
+#endif
+#if defined(CF_ALL_TO_ALL_OF_STRINGS)  // expect: 'is_trivially_copyable_v<T> \[with T =
+                                       // std::.*string
+  comm.all_to_all(std::span(names));
+#endif
+#if defined(CF_UNEVEN_BY_AVG_OF_INT)  // expect: 'reduction_op<Op, T>' \[with Op = .*avg; T = int\]
+  comm.reduce_scatter(std::span(n), counts, rankfold::avg{});
+#endif
+#if defined(CF_NOT_A_TRANSPORT)  // expect: 'transport<Transport>' \[with Transport = int\]
   rankfold::communicator<int> none(3);
 #endif
 }

@@ -10,8 +10,8 @@
 //
 // There are SLOTS lines and slots; the code has more, with the same arithmetic. Packets count modulo M:
 // the receiver is at most SLOTS behind, and M > SLOTS + 1 tells all that can meet apart. The bell counts
-// modulo B: between a look at it and the sleep the other rank can raise it once for each packet and each
-// ack, and the aborter once.
+// modulo B: between a look at it and the sleep the other rank can raise it for what it has just stored,
+// then for SLOTS packets and SLOTS acks, and the aborter once.
 //
 // Faults, each of which the checker must find:
 //   FAULT_ONE_TOO_MANY         a packet is sent while its line and slot are still in use
@@ -33,8 +33,16 @@
 #endif
 
 #define N 2
+#if SLOTS == 1
+#define M 4
+#else
 #define M (2 * SLOTS)
+#endif
+#if SLOTS <= 2
 #define B 8
+#else
+#define B 10
+#endif
 #define NONE M
 #define INC(x) x = (x + 1) % M
 #define AT(r, n) (SLOTS * (r) + (n) % SLOTS)

@@ -298,6 +298,30 @@ int forked() {
   return 0;
 }
 
+/// A host is cut off: each rank tells what it got in a file, since the launcher no longer hears all.
+int cut() {
+  const char* folder = std::getenv("RANKFOLD_TEST_FOLDER");
+  communicator comm(world(), within(2s));
+  const std::string name = std::string(folder) + "/rank" + std::to_string(comm.rank());
+  const auto write = [&](const std::string& text) {
+    std::FILE* file = std::fopen((name + ".new").c_str(), "w");
+    std::fputs(text.c_str(), file);
+    std::fclose(file);
+    std::rename((name + ".new").c_str(), name.c_str());
+  };
+  std::chrono::steady_clock::time_point begin;
+  const std::string text = error_of([&] {
+    for (int i = 0;; ++i) {
+      begin = std::chrono::steady_clock::now();
+      comm.barrier();
+      if (i == 100) write("runs");
+    }
+  });
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  write(text + "\ntook " + std::to_string(took.count()) + " s\n");
+  return 1;
+}
+
 /// A program error while a communicator is there: the others are told, the job ends.
 int thrown() {
   communicator comm(world(), within(20s));
@@ -325,6 +349,7 @@ int main(int argc, char** argv) {
       {"funneled", funneled},
       {"serialized", serialized},
       {"absent", absent},
+      {"cut", cut},
       {"missing", missing},
       {"killed", killed},
       {"mismatch", mismatch},

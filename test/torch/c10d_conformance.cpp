@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -14,7 +15,8 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <thread>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -125,7 +127,7 @@ void compare(communicator<Transport>& comm, communicator<shm_transport>& shm,
     std::vector<T> data(count);
     for (T& x : data) {
       const std::uint64_t bits = random();
-      std::memcpy(&x, &bits, sizeof x);
+      std::memcpy(static_cast<void*>(&x), &bits, sizeof x);
       if (bits % 16 == 0) x = T{};
     }
     std::vector<T> over_shm = data;

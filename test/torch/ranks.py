@@ -63,6 +63,10 @@ class Ranks:
     def __exit__(self, *_):
         self.end()
 
+    def program(self, rank):
+        """What runs this file as that rank."""
+        return [sys.executable]
+
     def start(self):
         run = uuid.uuid4().hex  # so that runs on this host never meet
         for rank in range(self.size):
@@ -76,7 +80,7 @@ class Ranks:
                 **self.environment,
             }
             self.processes.append(subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), self.extension, str(int(self.init))],
+                [*self.program(rank), __file__, str(theirs.fileno()), self.extension, str(int(self.init))],
                 env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL))
             theirs.close()
             self.pipes.append(pipe)

@@ -551,14 +551,14 @@ class c10d_link {
     std::uint64_t place = 0;
     std::shared_ptr<const void> memory;
   };
-  struct room {
+  struct landing {
     std::byte* data;
     std::size_t bytes;
   };
   /// Of one peer and channel.
   struct stream {
     std::uint64_t small_asked = 0;
-    std::deque<room> asked;                    // receives without a message
+    std::deque<landing> asked;                  // receives without a message
     std::deque<std::vector<std::byte>> early;  // messages without a receive
     std::uint64_t large_asked = 0;
     std::uint64_t large_sent = 0;
@@ -708,7 +708,7 @@ class c10d_link {
         if (s.asked.empty()) {
           s.early.emplace_back(frame.rest, frame.rest + head.bytes);
         } else {
-          const room where = s.asked.front();
+          const landing where = s.asked.front();
           s.asked.pop_front();
           deliver(r, where, {frame.rest, head.bytes});
         }
@@ -752,7 +752,7 @@ class c10d_link {
     at(r).met = true;
   }
 
-  void deliver(int r, room where, std::span<const std::byte> message) {
+  void deliver(int r, landing where, std::span<const std::byte> message) {
     if (where.data == nullptr && where.bytes != 0) return;  // forgotten
     if (message.size() == where.bytes) {
       if (where.bytes != 0) std::memcpy(where.data, message.data(), where.bytes);

@@ -64,9 +64,9 @@ struct host_layout {
 
 /// One rank of several on one or more hosts: `Memory` joins the ranks of a host, `Message` all.
 ///
-/// all_reduce, all_gather, reduce_scatter, broadcast, reduce and barrier use both, in two levels;
-/// the others go over `Message`. The bits of a result are those of every other transport, however
-/// the ranks are spread over hosts.
+/// all_reduce uses both, in two levels; what else there is goes over `Message` (MPI takes its own
+/// shortcut inside a host). The bits of a result are those of every other transport, however the
+/// ranks are spread over hosts.
 template <memory_transport Memory, message_transport Message>
 class hierarchical_transport {
  public:

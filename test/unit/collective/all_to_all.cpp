@@ -230,8 +230,14 @@ TEST_CASE("all_to_all refuses wrong arguments before anything is sent",
     refuses([&] { comm.all_to_all(std::span(x).first(7), even, std::span(y), even); });
     refuses([&] { comm.all_to_all(std::span(x), even, std::span(y).first(7), even); });
     refuses([&] { comm.all_to_all(std::span(x).first(7), other); });
+    const std::vector<std::size_t> half{2, 2};
+    refuses(
+        [&] { comm.all_to_all(std::span(x).first(4), half, std::span(x).subspan(2, 4), half); });
+    std::vector<std::size_t> fewer{4, 4};  // than are sent: not in place
+    fewer[comm.rank() == 0 ? 1 : 0] = 3;
+    refuses([&] { comm.all_to_all(std::span(x), even, std::span(x).first(7), fewer); });
     comm.barrier();
     return n;
   });
-  CHECK(refused == std::vector<int>{8, 8});
+  CHECK(refused == std::vector<int>{10, 10});
 }
