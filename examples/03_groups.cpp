@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups: four ranks as a grid, two tensor-parallel by two data-parallel. Each row of the grid holds
-// one copy of a layer y = W x, its columns shared out among the row; each column of the grid holds
-// the same part of W and averages its gradients. Start it once a rank, as 01_all_reduce.cpp says, with
-// WORLD_SIZE=4.
+// Groups: four ranks as a grid, two tensor-parallel by two data-parallel. Each row of the grid
+// holds one copy of a layer y = W x, its columns shared out among the row; each column of the grid
+// holds the same part of W and averages its gradients. Start it once a rank, as 01_all_reduce.cpp
+// says, with WORLD_SIZE=4.
 #include <cstddef>
 #include <cstdio>
 #include <exception>
@@ -64,10 +64,10 @@ int main() try {
       right = right && gradient[row * part + i] == mean / static_cast<float>(data_parallel.size());
     }
   }
-  std::printf("rank %d: row %d of %d, column %d of %d: y[1] = %g, gradient of its last weight %g, %s\n",
-              world.rank(), data_parallel.rank(), data_parallel.size(), tensor_parallel.rank(),
-              tensor_parallel.size(), y[1], gradient.back(),
-              right ? "as on one rank alone" : "WRONG");
+  std::printf(
+      "rank %d: row %d of %d, column %d of %d: y[1] = %g, gradient of its last weight %g, %s\n",
+      world.rank(), data_parallel.rank(), data_parallel.size(), tensor_parallel.rank(),
+      tensor_parallel.size(), y[1], gradient.back(), right ? "as on one rank alone" : "WRONG");
   return right ? 0 : 1;
 } catch (const std::exception& e) {
   std::fprintf(stderr, "%s\n", e.what());

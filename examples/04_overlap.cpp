@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computing while a 16 MiB all_reduce is under way. Start it once a rank, as 01_all_reduce.cpp says;
-// two ranks with two CPUs each show most.
+// Computing while a 16 MiB all_reduce is under way. Start it once a rank, as 01_all_reduce.cpp
+// says; two ranks with two CPUs each show most.
 //
-// The reduction is cut into parts, as a training step gets its gradients layer by layer: each part is
-// posted as soon as it has been computed, and is reduced while the next one is being computed.
+// The reduction is cut into parts, as a training step gets its gradients layer by layer: each part
+// is posted as soon as it has been computed, and is reduced while the next one is being computed.
 #include <algorithm>
 #include <chrono>
 #include <cmath>

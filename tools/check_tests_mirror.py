@@ -23,6 +23,7 @@ elsewhere = {  # header -> what tests it instead
     "kernel/copy.hpp": "test/unit/algorithm",  # a memcpy
     "transport.hpp": "test/unit/transport",  # concepts: each transport asserts them
     "testing/conformance.hpp": "test/conformance",
+    "mpi.hpp": "test/mpi",
     "transport/mpi.hpp": "test/mpi",  # under mpirun
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that return before they are complete: a queue that owns a communicator, with a thread of its
-// own.
+// Calls that return before they are complete: a queue that owns a communicator, with a thread of
+// its own.
 //
-// Collectives are carried out one after the other, in the order in which they were posted; sends and
-// receives at once, side by side, also while a collective waits (wait_options::progress). Whoever
-// has the *turn* does it: the queue's thread, or a thread that waits for a handle while nobody else
-// is at it. So a call that is waited for at once costs no change of threads.
+// Collectives are carried out one after the other, in the order in which they were posted; sends
+// and receives at once, side by side, also while a collective waits (wait_options::progress).
+// Whoever has the *turn* does it: the queue's thread, or a thread that waits for a handle while
+// nobody else is at it. So a call that is waited for at once costs no change of threads.
 #pragma once
 
 #include <algorithm>
@@ -58,8 +58,8 @@ struct async_task {
   const bool in_order;  // one of the calls that are carried out one after the other
 
   std::shared_ptr<async_core> core;
-  std::atomic<bool> done{false};  // set under the core's mutex
-  std::exception_ptr error;       // before `done`
+  std::atomic<bool> done{false};                                   // set under the core's mutex
+  std::exception_ptr error;                                        // before `done`
   std::vector<std::function<void(std::exception_ptr)>> callbacks;  // under the core's mutex
 };
 
@@ -97,8 +97,8 @@ class async_core {
     if (is_done(task)) return true;
     check_process();
     constexpr std::chrono::hours decade{24 * 3650};
-    const auto until = std::chrono::steady_clock::now() +
-                       (std::min<std::chrono::milliseconds>)(most, decade);
+    const auto until =
+        std::chrono::steady_clock::now() + (std::min<std::chrono::milliseconds>)(most, decade);
     std::unique_lock lock(mutex_);
     check_not_own_turn();
     if (!turn_ && ends_within(task, most)) {
@@ -253,9 +253,9 @@ class handle {
     if (task_->error) std::rethrow_exception(task_->error);
   }
 
-  /// The same for `timeout` at most. Throws: `timeout_error`; the call goes on, and may be waited for
-  /// again. Leaves the work to the queue's thread, unless the call is next and the communicator's
-  /// own timeout is no longer.
+  /// The same for `timeout` at most. Throws: `timeout_error`; the call goes on, and may be waited
+  /// for again. Leaves the work to the queue's thread, unless the call is next and the
+  /// communicator's own timeout is no longer.
   void wait(std::chrono::milliseconds timeout) const {
     if (task_ == nullptr) return;
     if (!task_->core->wait_for(*task_, timeout)) {
@@ -266,13 +266,11 @@ class handle {
   }
 
   /// Whether the call is complete, or has failed.
-  bool test() const noexcept {
-    return task_ == nullptr || detail::async_core::is_done(*task_);
-  }
+  bool test() const noexcept { return task_ == nullptr || detail::async_core::is_done(*task_); }
 
   /// Calls `callback(error)` when the call is complete: a std::exception_ptr, null for none. In the
-  /// thread that carries the queue out, and before whoever waits is told of later calls; at once, in
-  /// this thread, where the call is complete already. It must neither throw (which gives up the
+  /// thread that carries the queue out, and before whoever waits is told of later calls; at once,
+  /// in this thread, where the call is complete already. It must neither throw (which gives up the
   /// communicator) nor wait for a call of the same queue.
   void then(std::function<void(std::exception_ptr)> callback) const {
     if (task_ == nullptr) return callback(nullptr);
@@ -401,8 +399,8 @@ class async_engine final : public async_core {
   }
 
   bool ends_within(const async_task& task, std::chrono::milliseconds most) const override {
-    const bool next = task.in_order ? !calls_.empty() && calls_.front().get() == &task
-                                    : calls_.empty();
+    const bool next =
+        task.in_order ? !calls_.empty() && calls_.front().get() == &task : calls_.empty();
     return next && most >= comm_.timeout();
   }
 
@@ -578,7 +576,8 @@ std::size_t bytes_hint(const A& argument) {
 /// call of the same name and arguments, and returns its handle. All buffers, of counts, too, stay
 /// until the call is complete, the ones that it reads unchanged.
 ///
-/// Order:   collectives and `run` are carried out one after the other, in the order posted: the same
+/// Order:   collectives and `run` are carried out one after the other, in the order posted: the
+/// same
 ///          on all ranks. A send or recv is carried out independently of them, and of those to and
 ///          from other ranks; those of a pair of ranks and a direction in the order posted.
 /// Errors:  what a call throws, its handle's wait throws. After an error that gives up the
@@ -586,8 +585,8 @@ std::size_t bytes_hint(const A& argument) {
 ///          A wrong argument (std::invalid_argument) leaves the queue as it was.
 /// Options: as the last argument, call_options{.tag = 3}.
 /// Thread-safety: any thread, at the same time; but for release, the destructor and moves. The
-///          interrupt callback runs in the thread that carries out, with all signals blocked where it
-///          is the queue's own.
+///          interrupt callback runs in the thread that carries out, with all signals blocked where
+///          it is the queue's own.
 template <class Transport>
 class async_queue {
   using engine_type = detail::async_engine<Transport>;

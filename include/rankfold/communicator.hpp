@@ -120,8 +120,8 @@ class communicator {
   void all_reduce(std::span<In, N> in, std::span<T, M> out, const Op& op = {},
                   const call_options& options = {}) {
     detail::check_count("all_reduce", "out", out.size(), in.size());
-    collectives::all_reduce(ctx(), reducer_of<T, Op, Arch>(op), in.data(), out.data(),
-                            in.size(), options);
+    collectives::all_reduce(ctx(), reducer_of<T, Op, Arch>(op), in.data(), out.data(), in.size(),
+                            options);
   }
 
   /// Run-time types: `count` elements of `type` at `in` and `out`, which are the same or apart.
@@ -161,8 +161,7 @@ class communicator {
   template <class Arch = simd::native>
   void reduce(const void* in, void* out, std::size_t count, dtype type, int root, reduction op,
               const call_options& options = {}) {
-    collectives::reduce(ctx(), kernel::reducer_for<Arch>(type, op), in, out, count, root,
-                        options);
+    collectives::reduce(ctx(), kernel::reducer_for<Arch>(type, op), in, out, count, root, options);
   }
 
   /// Folds `in`, P blocks of out.size() elements, over all ranks; rank r gets block r.
@@ -172,8 +171,8 @@ class communicator {
   void reduce_scatter(std::span<In, N> in, std::span<T, M> out, const Op& op = {},
                       const call_options& options = {}) {
     detail::check_count("reduce_scatter", "in", in.size(), out.size() * ranks());
-    collectives::reduce_scatter(ctx(), kernel::reducer_for<T, Op, Arch>(op), in.data(),
-                                out.data(), out.size(), options);
+    collectives::reduce_scatter(ctx(), kernel::reducer_for<T, Op, Arch>(op), in.data(), out.data(),
+                                out.size(), options);
   }
 
   /// In place: `data` holds P blocks; returns this rank's block, which holds the result. The other
@@ -230,8 +229,8 @@ class communicator {
   template <class Arch = simd::native>
   void reduce_scatter(const void* in, void* out, std::span<const std::size_t> counts, dtype type,
                       reduction op, const call_options& options = {}) {
-    collectives::reduce_scatter_uneven(ctx(), kernel::reducer_for<Arch>(type, op), in, out,
-                                       counts, options);
+    collectives::reduce_scatter_uneven(ctx(), kernel::reducer_for<Arch>(type, op), in, out, counts,
+                                       options);
   }
 
   /// Puts `in` of every rank into `out`, in rank order; bytes are copied as they are.
@@ -247,8 +246,8 @@ class communicator {
   template <element T, std::size_t N>
   void all_gather(std::span<T, N> data, const call_options& options = {}) {
     const std::span<T> own = own_block<T>("all_gather", data);
-    collectives::all_gather(ctx(), dtype_of_v<T>, sizeof(T), own.data(), data.data(),
-                            own.size(), options);
+    collectives::all_gather(ctx(), dtype_of_v<T>, sizeof(T), own.data(), data.data(), own.size(),
+                            options);
   }
 
   /// Run-time types: `count` elements a rank.
@@ -269,8 +268,8 @@ class communicator {
     const detail::uneven_blocks blocks = blocks_of<T>("all_gather", "counts", counts);
     detail::check_count("all_gather", "in", in.size(), blocks.size(own_index()));
     detail::check_count("all_gather", "out", out.size(), blocks.total());
-    collectives::all_gather_uneven(ctx(), dtype_of_v<T>, sizeof(T), in.data(), out.data(),
-                                   counts, options);
+    collectives::all_gather_uneven(ctx(), dtype_of_v<T>, sizeof(T), in.data(), out.data(), counts,
+                                   options);
   }
 
   /// Uneven, in place: of the blocks in `data` this rank has filled its own.
@@ -278,8 +277,8 @@ class communicator {
   void all_gather(std::span<T, N> data, std::span<const std::size_t> counts,
                   const call_options& options = {}) {
     const std::span<T> own = own_block<T>("all_gather", data, counts);
-    collectives::all_gather_uneven(ctx(), dtype_of_v<T>, sizeof(T), own.data(), data.data(),
-                                   counts, options);
+    collectives::all_gather_uneven(ctx(), dtype_of_v<T>, sizeof(T), own.data(), data.data(), counts,
+                                   options);
   }
 
   /// Uneven, run-time types.
@@ -307,8 +306,8 @@ class communicator {
   template <element T, std::size_t N>
   void gather(std::span<T, N> data, int root = 0, const call_options& options = {}) {
     const std::span<T> own = rank() == root ? own_block<T>("gather", data) : std::span<T>(data);
-    collectives::gather(ctx(), dtype_of_v<T>, sizeof(T), own.data(), data.data(), own.size(),
-                        root, options);
+    collectives::gather(ctx(), dtype_of_v<T>, sizeof(T), own.data(), data.data(), own.size(), root,
+                        options);
   }
 
   /// Run-time types: `count` elements a rank; `out` may be null but on the root.
@@ -332,8 +331,8 @@ class communicator {
       detail::check_count("gather", "out", out.size(),
                           blocks_of<T>("gather", "counts", counts).total());
     }
-    collectives::gather_uneven(ctx(), dtype_of_v<T>, sizeof(T), in.data(), in.size(),
-                               out.data(), counts, root, options);
+    collectives::gather_uneven(ctx(), dtype_of_v<T>, sizeof(T), in.data(), in.size(), out.data(),
+                               counts, root, options);
   }
 
   /// Uneven, in place: on the root `data` holds all blocks, of which it has filled its own;
@@ -343,15 +342,14 @@ class communicator {
               const call_options& options = {}) {
     const std::span<T> own =
         rank() == root ? own_block<T>("gather", data, counts) : std::span<T>(data);
-    collectives::gather_uneven(ctx(), dtype_of_v<T>, sizeof(T), own.data(), own.size(),
-                               data.data(), counts, root, options);
+    collectives::gather_uneven(ctx(), dtype_of_v<T>, sizeof(T), own.data(), own.size(), data.data(),
+                               counts, root, options);
   }
 
   /// Uneven, run-time types: this rank sends `count` elements.
   void gather(const void* in, std::size_t count, void* out, std::span<const std::size_t> counts,
               dtype type, int root, const call_options& options = {}) {
-    collectives::gather_uneven(ctx(), type, size_of(type), in, count, out, counts, root,
-                               options);
+    collectives::gather_uneven(ctx(), type, size_of(type), in, count, out, counts, root, options);
   }
 
   /// Puts block r of the P blocks in the root's `in` into rank r's `out`; elsewhere `in` is not
@@ -366,8 +364,8 @@ class communicator {
   void scatter(std::span<In, N> in, std::span<T, M> out, int root = 0,
                const call_options& options = {}) {
     if (rank() == root) detail::check_count("scatter", "in", in.size(), out.size() * ranks());
-    collectives::scatter(ctx(), dtype_of_v<T>, sizeof(T), in.data(), out.data(), out.size(),
-                         root, options);
+    collectives::scatter(ctx(), dtype_of_v<T>, sizeof(T), in.data(), out.data(), out.size(), root,
+                         options);
   }
 
   /// In place: on the root `data` holds P blocks, of which its own stays where it is; elsewhere it
@@ -375,8 +373,8 @@ class communicator {
   template <element T, std::size_t N>
   void scatter(std::span<T, N> data, int root = 0, const call_options& options = {}) {
     const std::span<T> own = rank() == root ? own_block<T>("scatter", data) : std::span<T>(data);
-    collectives::scatter(ctx(), dtype_of_v<T>, sizeof(T), data.data(), own.data(), own.size(),
-                         root, options);
+    collectives::scatter(ctx(), dtype_of_v<T>, sizeof(T), data.data(), own.data(), own.size(), root,
+                         options);
   }
 
   /// Run-time types: `count` elements a rank; `in` may be null but on the root.
@@ -410,15 +408,14 @@ class communicator {
                const call_options& options = {}) {
     const std::span<T> own =
         rank() == root ? own_block<T>("scatter", data, counts) : std::span<T>(data);
-    collectives::scatter_uneven(ctx(), dtype_of_v<T>, sizeof(T), data.data(), counts,
-                                own.data(), own.size(), root, options);
+    collectives::scatter_uneven(ctx(), dtype_of_v<T>, sizeof(T), data.data(), counts, own.data(),
+                                own.size(), root, options);
   }
 
   /// Uneven, run-time types: this rank expects `count` elements.
   void scatter(const void* in, std::span<const std::size_t> counts, void* out, std::size_t count,
                dtype type, int root, const call_options& options = {}) {
-    collectives::scatter_uneven(ctx(), type, size_of(type), in, counts, out, count, root,
-                                options);
+    collectives::scatter_uneven(ctx(), type, size_of(type), in, counts, out, count, root, options);
   }
 
   /// Puts block r of the P blocks in `in` into rank r's `out`, as its block of this rank. `in` and
@@ -479,8 +476,8 @@ class communicator {
   void all_to_all(const void* in, std::span<const std::size_t> send_counts, void* out,
                   std::span<const std::size_t> recv_counts, dtype type,
                   const call_options& options = {}) {
-    collectives::all_to_all_uneven(ctx(), type, size_of(type), in, send_counts, out,
-                                   recv_counts, options);
+    collectives::all_to_all_uneven(ctx(), type, size_of(type), in, send_counts, out, recv_counts,
+                                   options);
   }
 
   /// Copies the root's `data` to every rank.
@@ -506,8 +503,8 @@ class communicator {
     requires element<std::remove_const_t<T>>
   void send(std::span<T, N> data, int destination, const call_options& options = {}) {
     using type = std::remove_const_t<T>;
-    collectives::send(ctx(), dtype_of_v<type>, sizeof(type), data.data(), data.size(),
-                      destination, options);
+    collectives::send(ctx(), dtype_of_v<type>, sizeof(type), data.data(), data.size(), destination,
+                      options);
   }
 
   /// Run-time types.
@@ -520,8 +517,7 @@ class communicator {
   /// sent before.
   template <element T, std::size_t N>
   void recv(std::span<T, N> data, int source, const call_options& options = {}) {
-    collectives::recv(ctx(), dtype_of_v<T>, sizeof(T), data.data(), data.size(), source,
-                      options);
+    collectives::recv(ctx(), dtype_of_v<T>, sizeof(T), data.data(), data.size(), source, options);
   }
 
   /// Run-time types.
@@ -567,8 +563,8 @@ class communicator {
     if (context_ != nullptr) context_->abort(reason);
   }
 
-  /// Hands this communicator over to a queue whose calls return at once, as rankfold/async.hpp says;
-  /// `queue.release()` gives it back. Until then calls of this object throw std::logic_error.
+  /// Hands this communicator over to a queue whose calls return at once, as rankfold/async.hpp
+  /// says; `queue.release()` gives it back. Until then calls of this object throw std::logic_error.
   template <class Queue = async_queue<Transport>>
   Queue async() {
     return Queue(std::move(*this));
@@ -580,7 +576,8 @@ class communicator {
   context<Transport>& ctx() const {
     if (context_ == nullptr) [[unlikely]] {
       throw std::logic_error(
-          "rankfold: this communicator was moved from, or handed over to a queue by async(): use the "
+          "rankfold: this communicator was moved from, or handed over to a queue by async(): use "
+          "the "
           "queue, or take the communicator back by release()");
     }
     return *context_;

@@ -202,9 +202,9 @@ class context<Transport> : public detail::context_base<context<Transport>> {
       const auto [first, second] = pairs_.next_fingerprint(t.peer);
       this->fail(detail::failure::mismatch,
                  where_of(t) + "ranks make different calls: " + this->rank_text(rank_) +
-                     " asked for " +
-                     fingerprint{{t.fingerprint[0], t.fingerprint[1]}}.describe() + ", " +
-                     this->rank_text(t.peer) + " for " + fingerprint{{first, second}}.describe());
+                     " asked for " + fingerprint{{t.fingerprint[0], t.fingerprint[1]}}.describe() +
+                     ", " + this->rank_text(t.peer) + " for " +
+                     fingerprint{{first, second}}.describe());
     }
     return t.complete = how == detail::pair_progress::complete;
   }
@@ -452,7 +452,9 @@ class context<Transport> : public detail::context_base<context<Transport>> {
         detail::futex_wait(
             detail::low_half(&word), static_cast<std::uint32_t>(now),
             (std::clamp)(std::chrono::nanoseconds(left), std::chrono::nanoseconds(1000),
-                         busy ? waiting_.nap : moves ? long_nap : slice),
+                         busy    ? waiting_.nap
+                         : moves ? long_nap
+                                 : slice),
             Transport::crosses_processes);
       }
       // seq_cst for simplicity: only a count.

@@ -81,8 +81,8 @@ inline split_group group_of(const std::vector<split_entry>& entries, int own) {
   group.key = hex_text(entry(group.members.front()).random);
   std::stable_sort(group.members.begin(), group.members.end(),
                    [&](int a, int b) { return entry(a).key < entry(b).key; });
-  group.rank = static_cast<int>(
-      std::find(group.members.begin(), group.members.end(), own) - group.members.begin());
+  group.rank = static_cast<int>(std::find(group.members.begin(), group.members.end(), own) -
+                                group.members.begin());
   return group;
 }
 
@@ -102,7 +102,8 @@ auto split(Context& ctx, int color, int key) {
                 "rankfold: this transport cannot form groups: it has no member child(); see "
                 "splittable_transport in rankfold/transport.hpp");
   std::optional<transport> made;
-  const auto call = fingerprint::of(collective::split, 0, dtype::user, 0, algorithm::automatic, 0, 0);
+  const auto call =
+      fingerprint::of(collective::split, 0, dtype::user, 0, algorithm::automatic, 0, 0);
   ctx.run(call, [&] {
     const auto deadline = ctx.deadline_of_call();
     detail::split_entry own{color < 0 ? undefined : color, key, {}};
@@ -114,15 +115,13 @@ auto split(Context& ctx, int color, int key) {
     }
     if (color >= 0) {
       const detail::split_group group = detail::group_of(entries, ctx.rank());
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-          deadline - std::chrono::steady_clock::now());
-      const child_options options{
-          .timeout = (std::max)(left, std::chrono::milliseconds(1)),
-          .interrupt =
-              [&ctx] {
-                if (ctx.waiting().interrupt) ctx.waiting().interrupt();
-                ctx.check_peers();
-              }};
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      const child_options options{.timeout = (std::max)(left, std::chrono::milliseconds(1)),
+                                  .interrupt = [&ctx] {
+                                    if (ctx.waiting().interrupt) ctx.waiting().interrupt();
+                                    ctx.check_peers();
+                                  }};
       made.emplace(ctx.transport().child(group.members, group.rank, group.key, options));
     }
     ctx.next_step();

@@ -34,8 +34,8 @@ concept transport = std::movable<T> && requires(const T& t) {
 /// - `segment(r)` is rank r's segment as mapped here: page-aligned, `segment_size()` bytes (the
 /// same
 ///   on every rank), all zero before any rank can see it, at least
-///   `detail::segment_bytes(1, size())` long, mapped until the transport is destroyed. Stores by one rank
-///   become visible to the others as between threads of one process (coherent memory).
+///   `detail::segment_bytes(1, size())` long, mapped until the transport is destroyed. Stores by
+///   one rank become visible to the others as between threads of one process (coherent memory).
 /// - `state(r)` says how rank r stands now. Called on the slow path only; must not block.
 /// - `crosses_processes`: whether ranks can be in different processes (a shared futex is needed).
 /// - The destructor calls `detail::mark_left(segment(rank()))` before it unmaps.
@@ -56,8 +56,8 @@ concept memory_transport = transport<T> && requires(const T& t, int r) {
 ///   and return at once. Until `done(request)` has returned true, the library leaves `data` alone,
 ///   and the transport may use it. A receive is met by the message of the same sender, receiver and
 ///   channel that was sent as the same in order; both have the same size. Channels (0 to
-///   `channels - 1`; at least 12 are needed) do not hold each other up. A small message need not be received for its send
-///   to be done; a large one may.
+///   `channels - 1`; at least 12 are needed) do not hold each other up. A small message need not be
+///   received for its send to be done; a large one may.
 /// - `done(request)` moves transfers on and tells whether this one is complete; afterwards the
 ///   request is spent. Never blocks. Throws transport_error where the transfer has failed.
 /// - `abandon(request, memory)` takes over a request that nobody will ask for again and keeps
@@ -100,8 +100,8 @@ struct child_options {
 /// Model requirements:
 /// - `child(members, rank, key, options)` makes the transport of a group. Called by its members
 ///   only, by all of them. `members` are ranks of this transport in the order of their ranks in the
-///   group, the same on all; `rank` is the caller's place in it; `key` is 32 hex digits, the same on
-///   all, never used twice. Groups without a member in common are made at the same time.
+///   group, the same on all; `rank` is the caller's place in it; `key` is 32 hex digits, the same
+///   on all, never used twice. Groups without a member in common are made at the same time.
 /// - The child shares nothing with this transport: it may outlive it, and a failure of one is none
 ///   of the other. It has as much workspace a rank.
 /// - Where the members do not come together in time, or one cannot, all throw a rankfold::error,

@@ -18,8 +18,15 @@ struct tuning {
   /// An all_reduce among more than two ranks is one-shot while a rank reads up to this many bytes
   /// from its peers, P - 1 times the vector; above it two-shot.
   std::size_t one_shot_max_bytes = 256 * 1024;
-  /// How many bytes a rank stages in one step, as far as the workspace has room.
+  /// How many bytes a rank stages in one step at most, as far as the workspace has room.
   std::size_t chunk_bytes = 512 * 1024;
+  /// The same for all_gather, all_to_all and reduce_scatter, whose buffers pass through the cache
+  /// beside what is staged.
+  std::size_t exchange_chunk_bytes = 256 * 1024;
+  /// The same for broadcast, gather, reduce and scatter, where what one rank stages another reads
+  /// at the same time, a step behind; a quarter of a message of less than four such chunks, but no
+  /// less than a quarter of a chunk.
+  std::size_t rooted_chunk_bytes = 128 * 1024;
 
   /// Over several hosts, one rank a host exchanges up to this many bytes with the other hosts;
   /// above it as many as every host has, a slice each.
@@ -30,8 +37,8 @@ struct tuning {
   /// What ranks compare; never 0.
   std::uint64_t hash() const noexcept {
     std::uint64_t h = 0xcbf29ce484222325;  // FNV-1a over the fields
-    for (const std::size_t field :
-         {inline_max_bytes, one_shot_max_bytes, chunk_bytes, one_rail_max_bytes}) {
+    for (const std::size_t field : {inline_max_bytes, one_shot_max_bytes, chunk_bytes,
+                                    exchange_chunk_bytes, rooted_chunk_bytes, one_rail_max_bytes}) {
       for (int byte = 0; byte < 8; ++byte) {
         h = (h ^ ((static_cast<std::uint64_t>(field) >> (8 * byte)) & 0xff)) * 0x100000001b3;
       }

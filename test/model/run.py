@@ -27,7 +27,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 RIGHT = {
     "steps": ["-DN=2", "-DN=3"],
     "sleep": ["-DN=2", "-DN=3 -DNO_ABORT", "-DN=3 -DCOARSE"],
-    "pairs": ["-DSLOTS=1", "-DONE_WAY", "-DONE_WAY -DSLOTS=3 -DNO_ABORT"],
+    "pairs": ["-DSLOTS=1 -DNO_ABORT", "-DONE_WAY", "-DONE_WAY -DSLOTS=3 -DNO_ABORT"],
     "abort": [
         "-DN=2 -DEVENTS=0 -DK=3",
         "-DN=3 -DEVENTS=0 -DK=3",

@@ -67,7 +67,7 @@ def run(ranks, command, flags=(), timeout=SPARE_SECONDS, **variables):
 
 
 def run_launcher(command, timeout, variables=None, during=None):
-    """Runs a launcher; `during()` is called again and again meanwhile."""
+    """Runs a launcher. `during()` is called again and again meanwhile; what runs is ended when it says so."""
     ctypes.CDLL(None).prctl(check_leftovers.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans become ours
     before = check_leftovers.shm_files()
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="rankfold-mpi-"))
@@ -78,12 +78,11 @@ def run_launcher(command, timeout, variables=None, during=None):
                                      env={**environment(scratch), **(variables or {})})
             left = []
             try:
-                while child.poll() is None and time.monotonic() < begin + timeout:
-                    if during:
-                        during()
+                while child.poll() is None and not (during and during()):
+                    if time.monotonic() > begin + timeout:
+                        left.append(f"{timeout} s were not enough")
+                        break
                     time.sleep(0.01)
-                if child.poll() is None:
-                    left.append(f"{timeout} s were not enough")
             finally:
                 stop(child)
             seconds = time.monotonic() - begin

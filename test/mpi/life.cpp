@@ -298,7 +298,8 @@ int forked() {
   return 0;
 }
 
-/// A host is cut off: each rank tells what it got in a file, since the launcher no longer hears all.
+/// A host is cut off: each rank tells what it got in a file, since the launcher no longer hears
+/// all.
 int cut() {
   const char* folder = std::getenv("RANKFOLD_TEST_FOLDER");
   communicator comm(world(), within(2s));
@@ -322,6 +323,15 @@ int cut() {
   return 1;
 }
 
+/// Who is on whose host.
+int marks() {
+  mpi_transport t = world();
+  std::string text = "marks";
+  for (const int mark : t.host_marks()) text += " " + std::to_string(mark);
+  say(text);
+  return 0;
+}
+
 /// A program error while a communicator is there: the others are told, the job ends.
 int thrown() {
   communicator comm(world(), within(20s));
@@ -341,21 +351,14 @@ int thrown() {
 
 int main(int argc, char** argv) {
   const std::map<std::string, int (*)()> scenarios = {
-      {"plain", plain},
-      {"lasting", lasting},
-      {"user", user},
-      {"after_finalize", after_finalize},
-      {"late", late},
-      {"funneled", funneled},
-      {"serialized", serialized},
-      {"absent", absent},
-      {"cut", cut},
-      {"missing", missing},
-      {"killed", killed},
-      {"mismatch", mismatch},
-      {"mismatch_user", mismatch_user},
-      {"forked", forked},
-      {"thrown", thrown},
+      {"plain", plain},       {"lasting", lasting},
+      {"user", user},         {"after_finalize", after_finalize},
+      {"late", late},         {"marks", marks},
+      {"funneled", funneled}, {"serialized", serialized},
+      {"absent", absent},     {"cut", cut},
+      {"missing", missing},   {"killed", killed},
+      {"mismatch", mismatch}, {"mismatch_user", mismatch_user},
+      {"forked", forked},     {"thrown", thrown},
   };
   const auto found = scenarios.find(argc == 2 ? argv[1] : "");
   if (found == scenarios.end()) {

@@ -334,6 +334,18 @@ TEST_CASE("groups have ranks, messages and notices of their own", "[transport][m
   }
 }
 
+TEST_CASE("ranks of one host are told by MPI", "[transport][mpi]") {
+  // All of them, here; test_hosts.py has several.
+  mpi_transport early = mpi_transport::world();
+  const std::vector<int> me = {early.rank()};
+  mpi_transport alone = early.child(me, 0, fresh_key());
+  CHECK(contains(error_of<std::logic_error>([&] { (void)alone.host_marks(); }),
+                 "of all ranks first"));
+  CHECK(early.host_marks() == std::vector<int>(static_cast<std::size_t>(early.size()), 0));
+  CHECK(early.host_marks() == std::vector<int>(static_cast<std::size_t>(early.size()), 0));
+  CHECK(alone.host_marks() == std::vector<int>{0});
+}
+
 TEST_CASE("a group's arguments are checked", "[transport][mpi]") {
   mpi_transport t = all_ranks();
   const std::string key = fresh_key();

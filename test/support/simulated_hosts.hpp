@@ -17,10 +17,10 @@
 using simulated_hosts = rankfold::hierarchical_transport<rankfold::threads_transport,
                                                          rankfold::testing::mailbox_transport>;
 
-/// Calls f(communicator<simulated_hosts>&) on one rank for each mark; equal marks are one host.
+/// Calls f(simulated_hosts&&) on one rank for each mark; equal marks are one host.
 template <class F>
-void run_on_hosts(std::span<const int> marks, const rankfold::communicator_options& options, F&& f,
-                  std::size_t workspace_bytes = 65536) {
+void run_transports_on_hosts(std::span<const int> marks, F&& f,
+                             std::size_t workspace_bytes = 65536) {
   const rankfold::host_layout layout = rankfold::host_layout::of(marks);
   auto all = rankfold::testing::mailbox_transport::create(static_cast<int>(marks.size()),
                                                           {.workspace_bytes = workspace_bytes});
@@ -31,11 +31,22 @@ void run_on_hosts(std::span<const int> marks, const rankfold::communicator_optio
   }
   run_rank_threads(static_cast<int>(marks.size()), [&](int r) {
     auto& host = inside[static_cast<std::size_t>(layout.host_of[static_cast<std::size_t>(r)])];
-    auto transport = simulated_hosts::compose(
-        std::move(all[static_cast<std::size_t>(r)]), marks, [&](std::string_view, int rank, int) {
-          return std::move(host[static_cast<std::size_t>(rank)]);
-        });
-    rankfold::communicator<simulated_hosts> comm(std::move(transport), options);
-    f(comm);
+    f(simulated_hosts::compose(std::move(all[static_cast<std::size_t>(r)]), marks,
+                               [&](std::string_view, int rank, int) {
+                                 return std::move(host[static_cast<std::size_t>(rank)]);
+                               }));
   });
+}
+
+/// Calls f(communicator<simulated_hosts>&) on one rank for each mark.
+template <class F>
+void run_on_hosts(std::span<const int> marks, const rankfold::communicator_options& options, F&& f,
+                  std::size_t workspace_bytes = 65536) {
+  run_transports_on_hosts(
+      marks,
+      [&](simulated_hosts&& transport) {
+        rankfold::communicator<simulated_hosts> comm(std::move(transport), options);
+        f(comm);
+      },
+      workspace_bytes);
 }

@@ -23,12 +23,14 @@
 #include <unistd.h>
 
 #include "rankfold/communicator.hpp"
+#include "rankfold/testing/mailbox_transport.hpp"
 #include "rankfold/testing/run_ranks.hpp"
 #include "rankfold/transport/self.hpp"
 #include "rankfold/transport/shm.hpp"
 #include "support/catch.hpp"
 #include "support/contains.hpp"
 #include "support/fork_ranks.hpp"
+#include "support/rank_threads.hpp"
 #include "support/values.hpp"
 
 using namespace rankfold;
@@ -502,6 +504,33 @@ TEST_CASE("async: a transfer has its deadline, alone and beside a collective", "
   }
 }
 
+TEST_CASE("async: transfers and calls over messages, which move on only while somebody asks",
+          "[async]") {
+  auto transports = testing::mailbox_transport::create(2, {.workspace_bytes = 65536});
+  std::vector<std::string> texts(2);
+  run_rank_threads(2, [&](int r) {
+    communicator comm(std::move(transports[static_cast<std::size_t>(r)]));
+    auto queue = comm.async();
+    std::vector<int> out(300'000, value_of(r));
+    std::vector<int> in(300'000);
+    int x[1] = {1};
+    if (r == 0) {
+      const handle sum = queue.all_reduce(std::span(x));
+      std::this_thread::sleep_for(20ms);
+      queue.recv(std::span(in), 1).wait();
+      queue.send(std::span(out), 1).wait();
+      sum.wait();
+    } else {
+      queue.send(std::span(out), 0).wait();
+      queue.recv(std::span(in), 0).wait();
+      queue.all_reduce(std::span(x)).wait();
+    }
+    texts[static_cast<std::size_t>(r)] =
+        in == std::vector<int>(300'000, value_of(1 - r)) && x[0] == 2 ? "good" : "wrong";
+  });
+  CHECK(texts == std::vector<std::string>{"good", "good"});
+}
+
 TEST_CASE("async: the destructor waits for what was posted", "[async]") {
   const auto sums = run_ranks(
       2,
@@ -545,8 +574,7 @@ TEST_CASE("async: a queue that is gone has left, though handles are kept", "[asy
   CHECK(contains(texts[0], "rank 1 left"));
 }
 
-TEST_CASE("async: waiting from within the queue for itself is refused, not a deadlock",
-          "[async]") {
+TEST_CASE("async: waiting from within the queue for itself is refused, not a deadlock", "[async]") {
   communicator comm{self_transport{}};
   auto queue = comm.async();
   std::string text;
@@ -582,8 +610,7 @@ TEST_CASE("async: many threads post and wait", "[async]") {
             threads.emplace_back([&, t] {
               // To itself and from itself, whoever is first: order between threads does not matter.
               for (std::size_t i = 0; i < 200; ++i) {
-                const handle s =
-                    queue.send(std::span(out).subspan(t * 200 + i, 1), queue.rank());
+                const handle s = queue.send(std::span(out).subspan(t * 200 + i, 1), queue.rank());
                 const handle r = queue.recv(std::span(in).subspan(t * 200 + i, 1), queue.rank());
                 if (i % 3 == 0) r.wait();
                 s.wait();

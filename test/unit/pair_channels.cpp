@@ -173,15 +173,14 @@ TEST_CASE("pair_channels: whoever sleeps on the bell is woken by a packet, an ac
   {
     std::jthread receiver([&] {
       for (pair_transfer& t : receives) {
-        slept_receiver += sleeps(
-            w, 1, [&] { return w.at(1).advance(t) == pair_progress::complete; });
+        slept_receiver +=
+            sleeps(w, 1, [&] { return w.at(1).advance(t) == pair_progress::complete; });
         std::this_thread::sleep_for(20ms);
       }
     });
     std::this_thread::sleep_for(50ms);
     for (pair_transfer& t : sends) {
-      slept_sender +=
-          sleeps(w, 0, [&] { return w.at(0).advance(t) == pair_progress::complete; });
+      slept_sender += sleeps(w, 0, [&] { return w.at(0).advance(t) == pair_progress::complete; });
     }
   }
   CHECK(slept_receiver < 5s);

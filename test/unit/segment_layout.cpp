@@ -57,9 +57,9 @@ TEST_CASE("a segment is whole pages and holds two page-aligned halves", "[segmen
 TEST_CASE("a segment's parts follow from its size: apart, within, and as large as asked for",
           "[segment_layout]") {
   for (const int size : {1, 2, 3, 4, 5, 8, 12, 13, 16, 64, 255, 4096}) {
-    for (const std::size_t workspace : {std::size_t{1}, std::size_t{8192}, std::size_t{8193},
-                                        std::size_t{24576}, std::size_t{65536}, std::size_t{1000003},
-                                        std::size_t{4} << 20, std::size_t{1} << 33}) {
+    for (const std::size_t workspace :
+         {std::size_t{1}, std::size_t{8192}, std::size_t{8193}, std::size_t{24576},
+          std::size_t{65536}, std::size_t{1000003}, std::size_t{4} << 20, std::size_t{1} << 33}) {
       INFO(size << " ranks, " << workspace << " bytes");
       const std::size_t bytes = segment_bytes(workspace, size);
       const segment_map map = segment_map::of(bytes, size);

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -327,6 +328,8 @@ TEST_CASE("split: where one rank cannot join, all ranks throw at once, in other 
           comm.split(r % 2);
         } catch (const transport_error& e) {
           texts[static_cast<std::size_t>(r)] = e.what();
+        } catch (const error& e) {
+          texts[static_cast<std::size_t>(r)] = std::string("another error: ") + e.what();
         }
       });
     }
@@ -391,7 +394,8 @@ TEST_CASE("split: processes form groups at a socket's path, too, and leave nothi
         if (rank < 3 && look(*columns, rank).parents != std::vector<int>{0, 1, 2}) {
           return "wrong column";
         }
-        if (rows.transport().segment_size() != detail::segment_bytes(65536, 2)) return "other workspace";
+        if (rows.transport().segment_size() != detail::segment_bytes(65536, 2))
+          return "other workspace";
       }
       comm.barrier();
       if (open_descriptors() != before) return "descriptors are left";
@@ -403,6 +407,39 @@ TEST_CASE("split: processes form groups at a socket's path, too, and leave nothi
     }
     CHECK(::access((path + "-").c_str(), F_OK) != 0);
   }
+}
+
+TEST_CASE("split: where processes met at a path, a group meets beside it", "[split][processes]") {
+  const std::string key = fresh_key();
+  const std::string path = "/tmp/" + key;
+  const std::string digits = "0123456789abcdef0123456789abcdef";
+  const shm_transport parent =
+      shm_transport::connect(key, 0, 1, {.workspace_bytes = 8192, .socket_path = path});
+  const int members[] = {0, 1};
+  bool seen = false;
+  CHECK_THROWS_AS(
+      parent.child(
+          members, 0, digits,
+          {.timeout = 500ms,
+           .interrupt = [&] { seen |= ::access((path + "-" + digits).c_str(), F_OK) == 0; }}),
+      rendezvous_error);
+  CHECK(seen);
+  CHECK(::access((path + "-" + digits).c_str(), F_OK) != 0);
+
+  // What has no room for the whole key takes a part of it; what has none for any says so.
+  const auto tries = [&](std::size_t length) -> std::string {
+    const std::string name = "/tmp/" + std::string(length - 5, 'x');
+    const shm_transport long_one =
+        shm_transport::connect(key, 0, 1, {.workspace_bytes = 8192, .socket_path = name});
+    try {
+      long_one.child(members, 0, digits, {.timeout = 50ms});
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+    return "";
+  };
+  CHECK(contains(tries(98), "rank 1"));
+  CHECK(contains(tries(99), "socket_path is too long"));
 }
 
 TEST_CASE("split: a process that dies at any moment of it is named within seconds",

@@ -34,6 +34,20 @@ TEST_CASE("a step stages a chunk, what fits in a half, and a line at least", "[s
   CHECK(detail::staging_bytes(stub{.tune = {.chunk_bytes = 0}}) == 64);
 }
 
+TEST_CASE("an exchange and a rooted collective have chunks of their own, no larger than a chunk",
+          "[staging]") {
+  const stub ctx{.tune = {.chunk_bytes = 4096, .exchange_chunk_bytes = 2048}};
+  CHECK(detail::exchange_bytes(ctx) == 2048);
+  CHECK(detail::exchange_bytes(stub{.tune = {.chunk_bytes = 1024}}) == 1024);
+  const stub rooted{.tune = {.chunk_bytes = 4096, .rooted_chunk_bytes = 1024}};
+  CHECK(detail::rooted_bytes(rooted, 0) == 256);
+  CHECK(detail::rooted_bytes(rooted, 1024) == 256);
+  CHECK(detail::rooted_bytes(rooted, 1200) == 320);
+  CHECK(detail::rooted_bytes(rooted, 4096) == 1024);
+  CHECK(detail::rooted_bytes(rooted, std::size_t{1} << 40) == 1024);
+  CHECK(detail::rooted_bytes(stub{.tune = {.chunk_bytes = 128}}, 10000) == 128);
+}
+
 TEST_CASE("elements_in gives whole lines where they fit", "[staging]") {
   CHECK(detail::elements_in(1024, 4) == 256);
   CHECK(detail::elements_in(1000, 4) == 240);

@@ -15,6 +15,12 @@ TEST_CASE("equal tunings have equal hashes, and any field changes it", "[tuning]
   b.one_shot_max_bytes += 1;
   tuning c = base;
   c.chunk_bytes += 64;
+  tuning d = base;
+  d.exchange_chunk_bytes += 64;
+  tuning e = base;
+  e.rooted_chunk_bytes += 64;
+  CHECK(d.hash() != base.hash());
+  CHECK(e.hash() != base.hash());
   CHECK(a.hash() != base.hash());
   CHECK(b.hash() != base.hash());
   CHECK(c.hash() != base.hash());

@@ -37,7 +37,7 @@ void exchange_all_to_all(Context& ctx, const void* in, void* out, std::size_t by
   // One byte at least: a half has more of them than there can be ranks.
   const std::size_t limit =
       (std::max)(std::size_t{1},
-                 detail::elements_in(detail::staging_bytes(ctx) / slots.number(), 1));
+                 detail::elements_in(detail::exchange_bytes(ctx) / slots.number(), 1));
   const std::byte* const source = static_cast<const std::byte*>(in);
   std::byte* const target = static_cast<std::byte*>(out);
   detail::for_chunks(bytes, limit, [&](std::size_t begin, std::size_t now) {
@@ -71,10 +71,9 @@ class numbered_slots {
   }
 
   template <class Context>
-  explicit numbered_slots(const Context& ctx)
+  numbered_slots(const Context& ctx, std::size_t staging)
       : slots_{static_cast<std::size_t>(ctx.size())},
-        slot_((std::max)(least_slot,
-                         detail::round_down(detail::staging_bytes(ctx) / slots_.number(), 8))),
+        slot_((std::max)(least_slot, detail::round_down(staging / slots_.number(), 8))),
         head_(slot_ >= 4 * detail::cache_line ? detail::cache_line : sizeof(std::uint64_t)) {
     if (slot_ >= 4 * detail::cache_line) slot_ = detail::round_down(slot_, detail::cache_line);
   }
@@ -151,7 +150,7 @@ void exchange_all_to_all_uneven(Context& ctx, const void* in, const detail::unev
                                 void* out, const detail::uneven_blocks& received) {
   const auto ranks = static_cast<std::size_t>(ctx.size());
   const auto rank = static_cast<std::size_t>(ctx.rank());
-  const numbered_slots slots(ctx);
+  const numbered_slots slots(ctx, detail::exchange_bytes(ctx));
   const std::size_t limit = slots.limit();
   const std::byte* const source = static_cast<const std::byte*>(in);
   std::byte* const target = static_cast<std::byte*>(out);
@@ -203,7 +202,8 @@ void exchange_scatter(Context& ctx, const void* in, void* out, std::size_t bytes
   const detail::peer_slots slots{ranks};
   const std::size_t limit =
       (std::max)(std::size_t{1},
-                 detail::elements_in(detail::staging_bytes(ctx) / slots.number(), 1));
+                 detail::elements_in(
+                     detail::rooted_bytes(ctx, bytes * (ranks - 1)) / slots.number(), 1));
   const std::byte* const source = static_cast<const std::byte*>(in);
   std::byte* const target = static_cast<std::byte*>(out);
   detail::for_chunks(bytes, limit, [&](std::size_t begin, std::size_t now) {
@@ -239,7 +239,7 @@ void exchange_scatter_uneven(Context& ctx, const void* in, const detail::uneven_
                              void* out, std::size_t expected, std::size_t element_size, int root) {
   const auto ranks = static_cast<std::size_t>(ctx.size());
   const auto rank = static_cast<std::size_t>(ctx.rank());
-  const numbered_slots slots(ctx);
+  const numbered_slots slots(ctx, detail::staging_bytes(ctx, ctx.tuning().rooted_chunk_bytes));
   const std::size_t limit = slots.limit();
   const std::byte* const source = static_cast<const std::byte*>(in);
   std::byte* const target = static_cast<std::byte*>(out);

@@ -49,7 +49,7 @@ void one_shot_reduce_scatter(Context& ctx, const kernel::reducer& reducer, const
   const detail::peer_slots slots{ranks};
   const std::size_t limit =
       (std::max)(std::size_t{1},
-                 detail::elements_in(detail::staging_bytes(ctx) / slots.number(), size));
+                 detail::elements_in(detail::exchange_bytes(ctx) / slots.number(), size));
   const auto part = [&](std::size_t r, std::size_t begin) {
     return static_cast<const std::byte*>(in) + (blocks.begin(r) + begin) * size;
   };
@@ -80,7 +80,7 @@ template <class Context, class Blocks>
 void one_shot_all_gather(Context& ctx, const void* in, void* out, const Blocks& blocks) {
   const auto ranks = static_cast<std::size_t>(ctx.size());
   const auto rank = static_cast<std::size_t>(ctx.rank());
-  const std::size_t limit = detail::staging_bytes(ctx);
+  const std::size_t limit = detail::exchange_bytes(ctx);
   std::byte* const target = static_cast<std::byte*>(out);
   detail::for_chunks(blocks.largest(), limit, [&](std::size_t begin, std::size_t) {
     const std::size_t mine = detail::part_of(blocks.size(rank), begin, limit);

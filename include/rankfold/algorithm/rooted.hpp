@@ -28,19 +28,20 @@ namespace algorithms {
 /// at most one step ahead.
 template <class Context>
 void rooted_broadcast(Context& ctx, void* data, std::size_t bytes, int root) {
-  detail::for_chunks(bytes, detail::staging_bytes(ctx), [&](std::size_t begin, std::size_t now) {
-    std::byte* const own = static_cast<std::byte*>(data) + begin;
-    ctx.next_step();
-    if (ctx.rank() == root) {
-      kernel::copy(ctx.half(root), own, now);
-      ctx.give_all(0, now);
-      ctx.publish();
-    } else {
-      ctx.publish();
-      ctx.wait(root);
-      kernel::copy(own, ctx.half(root), now);
-    }
-  });
+  detail::for_chunks(bytes, detail::rooted_bytes(ctx, bytes),
+                     [&](std::size_t begin, std::size_t now) {
+                       std::byte* const own = static_cast<std::byte*>(data) + begin;
+                       ctx.next_step();
+                       if (ctx.rank() == root) {
+                         kernel::copy(ctx.half(root), own, now);
+                         ctx.give_all(0, now);
+                         ctx.publish();
+                       } else {
+                         ctx.publish();
+                         ctx.wait(root);
+                         kernel::copy(own, ctx.half(root), now);
+                       }
+                     });
 }
 
 /// The root alone folds. Cost: ⌈bytes / chunk⌉ steps; every other rank writes `bytes`, the root
@@ -50,7 +51,8 @@ void rooted_reduce(Context& ctx, const kernel::reducer& reducer, const void* in,
                    std::size_t count, int root) {
   const std::size_t size = reducer.element_size;
   const std::size_t limit =
-      (std::max)(std::size_t{1}, detail::elements_in(detail::staging_bytes(ctx), size));
+      (std::max)(std::size_t{1},
+                 detail::elements_in(detail::rooted_bytes(ctx, count * size), size));
   detail::for_chunks(count, limit, [&](std::size_t begin, std::size_t now) {
     const std::byte* const own = static_cast<const std::byte*>(in) + begin * size;
     ctx.next_step();
@@ -74,25 +76,26 @@ void rooted_reduce(Context& ctx, const kernel::reducer& reducer, const void* in,
 /// one step ahead.
 template <class Context>
 void rooted_gather(Context& ctx, const void* in, void* out, std::size_t bytes, int root) {
-  detail::for_chunks(bytes, detail::staging_bytes(ctx), [&](std::size_t begin, std::size_t now) {
-    const std::byte* const own = static_cast<const std::byte*>(in) + begin;
-    ctx.next_step();
-    if (ctx.rank() != root) {
-      kernel::copy(ctx.half(ctx.rank()), own, now);
-      ctx.give(root, 0, now);
-      ctx.publish();
-      return;
-    }
-    ctx.publish();
-    const auto block = [&](int r) {
-      return static_cast<std::byte*>(out) + static_cast<std::size_t>(r) * bytes + begin;
-    };
-    if (block(root) != own) kernel::copy(block(root), own, now);
-    ctx.wait_all();
-    for (int r = 0; r < ctx.size(); ++r) {
-      if (r != root) kernel::copy(block(r), ctx.half(r), now);
-    }
-  });
+  detail::for_chunks(
+      bytes, detail::rooted_bytes(ctx, bytes), [&](std::size_t begin, std::size_t now) {
+        const std::byte* const own = static_cast<const std::byte*>(in) + begin;
+        ctx.next_step();
+        if (ctx.rank() != root) {
+          kernel::copy(ctx.half(ctx.rank()), own, now);
+          ctx.give(root, 0, now);
+          ctx.publish();
+          return;
+        }
+        ctx.publish();
+        const auto block = [&](int r) {
+          return static_cast<std::byte*>(out) + static_cast<std::size_t>(r) * bytes + begin;
+        };
+        if (block(root) != own) kernel::copy(block(root), own, now);
+        ctx.wait_all();
+        for (int r = 0; r < ctx.size(); ++r) {
+          if (r != root) kernel::copy(block(r), ctx.half(r), now);
+        }
+      });
 }
 
 /// Only the root knows `blocks`, all others what they send: `count` elements of `element_size`
@@ -103,7 +106,7 @@ void rooted_gather(Context& ctx, const void* in, void* out, std::size_t bytes, i
 template <class Context>
 void rooted_gather_uneven(Context& ctx, const void* in, std::size_t count, std::size_t element_size,
                           void* out, const detail::uneven_blocks* blocks, int root) {
-  const std::size_t limit = detail::staging_bytes(ctx);
+  const std::size_t limit = detail::staging_bytes(ctx, ctx.tuning().rooted_chunk_bytes);
   const std::byte* const source = static_cast<const std::byte*>(in);
   if (ctx.rank() != root) {
     const std::uint64_t payload = count;

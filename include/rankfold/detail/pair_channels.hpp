@@ -55,8 +55,8 @@ struct pair_transfer {
 /// How far a transfer has come; `mismatch`: the message is another one than was asked for.
 enum class pair_progress { pending, complete, mismatch };
 
-/// One rank's ends of its channels to and from all ranks, itself included. One thread at a time, but
-/// for `ring`.
+/// One rank's ends of its channels to and from all ranks, itself included. One thread at a time,
+/// but for `ring`.
 class pair_channels {
  public:
   /// `segments` are those of all ranks, each of `bytes` bytes.
@@ -120,7 +120,8 @@ class pair_channels {
   /// This rank's bell.
   bell_line& bell() const noexcept { return *of(rank_).bell; }
 
-  /// Wakes a rank that sleeps on its bell, or makes it look once more if it is about to. Any thread.
+  /// Wakes a rank that sleeps on its bell, or makes it look once more if it is about to. Any
+  /// thread.
   void ring(int rank) const noexcept {
     // seq_cst: after what the rank is to see, and pairs with the load in bell_sleep.
     std::atomic_ref(of(rank).bell->count).fetch_add(1, std::memory_order_seq_cst);
@@ -216,8 +217,8 @@ class pair_channels {
       if (std::atomic_ref(line.word).load(std::memory_order_seq_cst) != c.received + 1) {
         return pair_progress::pending;
       }
-      if (!t.begun && (line.fingerprint[0] != t.fingerprint[0] ||
-                       line.fingerprint[1] != t.fingerprint[1])) {
+      if (!t.begun &&
+          (line.fingerprint[0] != t.fingerprint[0] || line.fingerprint[1] != t.fingerprint[1])) {
         return pair_progress::mismatch;
       }
       t.begun = true;
@@ -229,8 +230,8 @@ class pair_channels {
         kernel::copy(t.data + t.moved, c.in_ring + index * slot_bytes_, now);
       }
       t.moved += now;
-      // seq_cst: release of the reads above for may_send of the sender, who then writes over it; and
-      // ordered before the look at sleepers in wake.
+      // seq_cst: release of the reads above for may_send of the sender, who then writes over it;
+      // and ordered before the look at sleepers in wake.
       std::atomic_ref(*c.own_ack).store(++c.received, std::memory_order_seq_cst);
       wake(c);
     } while (t.moved < t.bytes);

@@ -6,7 +6,8 @@
 //     128    abort_record: rank 0's is the one of the host                    (first failing rank)
 //     1152   which CPUs the owner may use                                     (the owner)
 //     4032   bell: what the owner sleeps on while it sends and receives       (all)
-//     4096   flag lines: max_lanes × 2 lines, 128 bytes apart                 (the owner; marked by a
+//     4096   flag lines: max_lanes × 2 lines, 128 bytes apart                 (the owner; marked by
+//     a
 //                                                                              rank that aborts)
 //     20480  workspace: two halves, used in turn, step by step                (the owner)
 //     then   for each rank: lines of packets to it, and what is acknowledged of its own
@@ -78,8 +79,8 @@ struct flag_line {
 static_assert(std::is_standard_layout_v<flag_line> && sizeof(flag_line) == 2 * cache_line);
 static_assert(offsetof(flag_line, payload) + inline_capacity == cache_line);
 
-/// What a rank sleeps on while it waits for packets and acknowledgements, of whatever peer. Both are
-/// atomic; `count` is the futex.
+/// What a rank sleeps on while it waits for packets and acknowledgements, of whatever peer. Both
+/// are atomic; `count` is the futex.
 struct bell_line {
   std::uint32_t count;     // raised by whoever wakes the owner
   std::uint32_t sleepers;  // how many threads of the owner sleep on it, or are about to
@@ -117,7 +118,7 @@ static_assert(cpus_offset + sizeof(cpu_mask) <= bell_offset && workspace_offset 
 
 /// Where the parts of a segment of `bytes` bytes lie, in a world of `size` ranks.
 struct segment_map {
-  std::size_t half_bytes = 0;   // 0: the segment is too small
+  std::size_t half_bytes = 0;    // 0: the segment is too small
   std::size_t pairs_offset = 0;  // a line of each slot for each rank, then an ack for each rank
   std::size_t rings_offset = 0;
   std::size_t ring_bytes = 0;  // of each peer; whole pages

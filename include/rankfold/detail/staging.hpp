@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/partition.hpp"
@@ -13,10 +14,26 @@ RANKFOLD_BEGIN_NAMESPACE
 
 namespace detail {
 
-/// How many bytes a rank may stage in a step.
+/// How many bytes a rank may stage in a step, `most` at most.
 template <class Context>
-std::size_t staging_bytes(const Context& ctx) {
-  return (std::max)(cache_line, (std::min)(ctx.tuning().chunk_bytes, ctx.half_bytes()));
+std::size_t staging_bytes(const Context& ctx,
+                          std::size_t most = (std::numeric_limits<std::size_t>::max)()) {
+  const std::size_t chunk = (std::min)(most, ctx.tuning().chunk_bytes);
+  return (std::max)(cache_line, (std::min)(chunk, ctx.half_bytes()));
+}
+
+/// The same where all stage and all read.
+template <class Context>
+std::size_t exchange_bytes(const Context& ctx) {
+  return staging_bytes(ctx, ctx.tuning().exchange_chunk_bytes);
+}
+
+/// The same where one stages what another reads at the same time, of `bytes` in all.
+template <class Context>
+std::size_t rooted_bytes(const Context& ctx, std::size_t bytes) {
+  const std::size_t most = ctx.tuning().rooted_chunk_bytes;
+  const std::size_t quarter = round_up((std::max)(most, bytes) / 4, cache_line);
+  return staging_bytes(ctx, (std::min)(most, quarter));
 }
 
 /// How many elements of `element_size` bytes fit in `bytes`, in whole cache lines where they can; 0

@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <stdexcept>
@@ -34,6 +35,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "rankfold/async.hpp"
 #include "rankfold/communicator.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/error.hpp"
@@ -623,6 +625,150 @@ void check_uneven_all_to_alls(Comm& comm, std::uint64_t seed) {
   check_uneven_all_to_all_in_place<T>(comm, seed, one_pair);
 }
 
+/// Message `number` from one rank to another.
+inline std::vector<std::uint64_t> message(std::uint64_t seed, int from, int to, int number,
+                                          std::size_t count) {
+  std::vector<std::uint64_t> data(count);
+  const std::uint64_t name =
+      mix(seed + static_cast<std::uint64_t>(from * 64 + to)) + static_cast<std::uint64_t>(number);
+  for (std::size_t i = 0; i < count; ++i) data[i] = mix(name + 1000 * i);
+  return data;
+}
+
+/// Around what travels with a header, what fits in a slot, and what takes many.
+inline constexpr std::size_t message_counts[] = {0, 1, 5, 6, 100, 128, 129, 700, 20'000};
+
+template <class Comm>
+void check_messages(Comm& comm, std::uint64_t seed) {
+  const int me = comm.rank();
+  int number = 0;
+  for (const std::size_t count : message_counts) {
+    for (int from = 0; from < comm.size(); ++from) {
+      for (int to = 0; to < comm.size(); ++to) {
+        const std::vector<std::uint64_t> data = message(seed, from, to, number, count);
+        std::vector<std::uint64_t> found(count);
+        if (me == from) comm.send(std::span(data), to, {.tag = 3});
+        if (me == to) {
+          comm.recv(std::span(found), from, {.tag = 3});
+          require(found == data, "rank " + std::to_string(to) + " did not get what rank " +
+                                     std::to_string(from) + " sent, " + std::to_string(count) +
+                                     " elements");
+        }
+      }
+    }
+    ++number;
+  }
+  // Nobody receives in the order in which others send; a collective is in between.
+  std::int32_t ranks = 1;
+  for (int i = 0; i < 3; ++i) {
+    for (int r = 0; r < comm.size(); ++r) {
+      const auto data = message(seed, me, r, i, 2);
+      comm.send(std::span(data), r);
+    }
+    if (i == 1) comm.all_reduce(std::span(&ranks, 1));
+    for (int r = comm.size(); r-- > 0;) {
+      std::vector<std::uint64_t> found(2);
+      comm.recv(std::span(found), r);
+      require(found == message(seed, r, me, i, 2), "messages between pairs are mixed up");
+    }
+  }
+  require(ranks == comm.size(), "a collective between messages went wrong");
+}
+
+template <class Comm>
+void check_queue(Comm& comm, std::uint64_t seed) {
+  const int me = comm.rank();
+  auto queue = comm.async();
+  std::vector<std::vector<std::uint64_t>> out;
+  std::vector<std::vector<std::uint64_t>> in;
+  std::vector<std::vector<std::int32_t>> sums;
+  // Posted in an order of each rank's own, all before any is waited for.
+  struct posted {
+    std::uint64_t when;
+    int peer;  // -1: a collective
+    bool sends;
+  };
+  std::vector<posted> all;
+  for (int r = 0; r < queue.size(); ++r) {
+    for (const bool sends : {true, false}) {
+      all.push_back(
+          {mix(seed + static_cast<std::uint64_t>((me * 64 + r) * 2 + (sends ? 1 : 0))), r, sends});
+    }
+  }
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    all.push_back({mix(seed * 7 + i + 100 * static_cast<std::uint64_t>(me)), -1, false});
+  }
+  std::sort(all.begin(), all.end(),
+            [](const posted& a, const posted& b) { return a.when < b.when; });
+  const auto count = [&](int from, int to) {
+    return message_counts[static_cast<std::size_t>(from * 3 + to + 4) % std::size(message_counts)];
+  };
+  out.reserve(all.size());
+  in.reserve(all.size());
+  sums.reserve(all.size());
+  std::vector<handle> handles;
+  for (const posted& p : all) {
+    if (p.peer < 0) {
+      sums.emplace_back(1000, me);
+      handles.push_back(queue.all_reduce(std::span(sums.back())));
+    } else if (p.sends) {
+      out.push_back(message(seed, me, p.peer, 0, count(me, p.peer)));
+      handles.push_back(queue.send(std::span(out.back()), p.peer));
+    } else {
+      in.emplace_back(count(p.peer, me));
+      handles.push_back(queue.recv(std::span(in.back()), p.peer));
+    }
+  }
+  for (std::size_t i = handles.size(); i-- > 0;) handles[i].wait();
+  std::size_t next = 0;
+  for (const posted& p : all) {
+    if (p.peer < 0 || p.sends) continue;
+    require(in[next++] == message(seed, p.peer, me, 0, count(p.peer, me)),
+            "a message that was posted did not come as it was sent");
+  }
+  const std::int32_t sum = queue.size() * (queue.size() - 1) / 2;
+  for (const auto& s : sums) {
+    require(std::all_of(s.begin(), s.end(), [&](std::int32_t x) { return x == sum; }),
+            "a collective that was posted went wrong");
+  }
+  comm = queue.release();
+  comm.barrier();
+}
+
+template <class Comm>
+void check_groups(Comm& comm) {
+  const int me = comm.rank();
+  const int size = comm.size();
+  auto halves = comm.split(me % 2, -me);  // in reverse
+  auto reversed = comm.split(0, -me);
+  auto some = comm.split_or_none(me == 0 && size > 1 ? undefined : 7);
+  require(some.has_value() == (me != 0 || size == 1), "split_or_none gave a group to no color");
+  require(reversed.size() == size && reversed.rank() == size - 1 - me,
+          "keys do not order the ranks of a group");
+  const auto members = [](auto& group, int own) {
+    std::vector<std::int32_t> all(static_cast<std::size_t>(group.size()));
+    all[static_cast<std::size_t>(group.rank())] = own;
+    group.all_gather(std::span(all));
+    return all;
+  };
+  std::vector<std::int32_t> expected;
+  for (int r = size - 1; r >= 0; --r) {
+    if (r % 2 == me % 2) expected.push_back(r);
+  }
+  for (int i = 0; i < 3; ++i) {
+    require(members(halves, me) == expected, "a group has other ranks than its color");
+    std::int32_t x = 1;
+    comm.all_reduce(std::span(&x, 1));
+    require(x == size, "the parent does not work beside its groups");
+    x = 1;
+    if (some) some->all_reduce(std::span(&x, 1));
+    require(x == (me == 0 || size == 1 ? 1 : size - 1), "a group of some ranks went wrong");
+  }
+  comm.barrier();
+  comm.abort("the groups are to go on");
+  require(members(halves, me) == expected, "a group does not outlive its parent");
+}
+
 /// Runs f on `ranks` ranks and requires that each of them throws an E whose text has `part`.
 template <class E, class Transport, class F>
 void require_everywhere(const conformance_run<Transport>& run, int ranks,
@@ -782,6 +928,16 @@ std::vector<conformance_check> conformance_checks(conformance_run<Transport> run
         }
       });
     });
+    if constexpr (transfer_context<context<Transport>>) {
+      add("messages between all pairs of ranks come whole and in order" + on,
+          [=] { run(ranks, cd::small_chunks(), [&](comm& c) { cd::check_messages(c, seed); }); });
+      add("calls and messages that are posted in any order complete" + on,
+          [=] { run(ranks, cd::small_chunks(), [&](comm& c) { cd::check_queue(c, seed); }); });
+    }
+    if constexpr (splittable_transport<Transport>) {
+      add("groups work side by side, and after the whole has been given up" + on,
+          [=] { run(ranks, cd::small_chunks(), [&](comm& c) { cd::check_groups(c); }); });
+    }
     if (ranks == 1) continue;
 
     const auto differs = [=](const std::string& what, const std::string& part,

@@ -95,6 +95,8 @@ class mailbox_transport {
   int size() const noexcept { return size_; }
   std::string_view name() const noexcept { return "mailbox"; }
   std::size_t workspace_bytes() const noexcept { return options_.workspace_bytes; }
+  /// This rank's own; the others keep theirs.
+  mailbox_options& options() noexcept { return options_; }
 
   request send(int peer, int channel, const std::byte* data, std::size_t bytes) {
     const std::lock_guard lock(office_->mutex);
@@ -166,8 +168,9 @@ class mailbox_transport {
     return office_->states[static_cast<std::size_t>(peer)];
   }
 
-  /// The ranks `members` of this transport, as a transport of their own.
-  mailbox_transport child(std::span<const int> members, int rank, std::string_view key) const {
+  /// See splittable_transport. Does not wait.
+  mailbox_transport child(std::span<const int> members, int rank, std::string_view key,
+                          const child_options& /*options*/ = {}) const {
     const std::lock_guard lock(office_->mutex);
     std::weak_ptr<office>& known = office_->children[std::string(key)];
     std::shared_ptr<office> shared = known.lock();
@@ -190,7 +193,7 @@ class mailbox_transport {
   int size_;
   mailbox_options options_;
 };
-static_assert(message_transport<mailbox_transport>);
+static_assert(message_transport<mailbox_transport> && splittable_transport<mailbox_transport>);
 
 }  // namespace testing
 

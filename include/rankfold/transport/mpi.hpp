@@ -359,7 +359,8 @@ class mpi_process {
 struct mpi_link {
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Request making = MPI_REQUEST_NULL;
-  std::uint32_t slots = 1;  // ranges of tags
+  std::uint32_t slots = 1;           // ranges of tags
+  std::vector<int> host_marks = {};  // of all ranks, once they are known
 };
 
 /// `bytes` bytes as one element, where an int cannot count them.
@@ -538,6 +539,41 @@ class mpi_transport {
     made->context_key = hash;
     made->workspace_bytes = group_->workspace_bytes;
     return mpi_transport(std::move(made));
+  }
+
+  /// For each rank the lowest rank on its host, so that it is equal for ranks on one host: for
+  /// hierarchical_transport. MPI_Comm_split_type tells; no environment variable is asked.
+  ///
+  /// Collective: all ranks; asks MPI only once, and in MPI_Comm_split_type waits without a
+  /// deadline.
+  ///             A group's transport takes what the one of all ranks has found out before.
+  std::vector<int> host_marks() {
+    std::vector<int>& known = group_->link->host_marks;
+    if (known.empty()) {
+      if (group_->first_tag != 0) {
+        throw std::logic_error(
+            "rankfold: mpi_transport::host_marks: call it on the transport of all ranks first, "
+            "then on a group's");
+      }
+      const auto turn = enter("MPI_Comm_split_type");
+      MPI_Comm host = MPI_COMM_NULL;
+      check(MPI_Comm_split_type(comm(), MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &host),
+            "MPI_Comm_split_type", nobody);
+      MPI_Comm_set_errhandler(host, MPI_ERRORS_RETURN);
+      int lowest = rank();  // the host's rank 0 is its lowest: `rank()` was the key
+      const int told = MPI_Bcast(&lowest, 1, MPI_INT, 0, host);
+      MPI_Comm_free(&host);  // all ranks are here
+      check(told, "MPI_Bcast", nobody);
+      std::vector<int> marks(group_->members.size());
+      check(MPI_Allgather(&lowest, 1, MPI_INT, marks.data(), 1, MPI_INT, comm()), "MPI_Allgather",
+            nobody);
+      known = std::move(marks);
+    }
+    std::vector<int> marks;
+    marks.reserve(group_->members.size());
+    for (const int member : group_->members)
+      marks.push_back(known[static_cast<std::size_t>(member)]);
+    return marks;
   }
 
   mpi_transport(mpi_transport&&) noexcept = default;

@@ -146,8 +146,8 @@ class thread_meetings {
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
       if (here->failure.empty()) {
-        here->failure = "rank " + std::to_string(members[own]) + " could not join its group: " +
-                        inner_text(text_of_current_exception());
+        here->failure = "rank " + std::to_string(members[own]) +
+                        " could not join its group: " + inner_text(text_of_current_exception());
       }
       all.forget(key, here);
       here->changed.notify_all();
@@ -189,10 +189,9 @@ class thread_meetings {
         for (std::size_t i = 0; i < members.size(); ++i) {
           if (!here.come[i]) missing.push_back(members[i]);
         }
-        throw rendezvous_error("rankfold: " + ranks_text(missing) +
-                               " did not come to the meeting of a group of " +
-                               std::to_string(members.size()) + " ranks within " +
-                               duration_text(options.timeout));
+        throw rendezvous_error(
+            "rankfold: " + ranks_text(missing) + " did not come to the meeting of a group of " +
+            std::to_string(members.size()) + " ranks within " + duration_text(options.timeout));
       }
       here.changed.wait_until(lock, (std::min)(deadline, now + std::chrono::milliseconds(100)));
       if (options.interrupt && here.count < members.size()) {

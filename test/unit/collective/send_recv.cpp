@@ -231,7 +231,8 @@ TEST_CASE("send_recv: arguments that are wrong are refused before anything is se
       quick());
 }
 
-TEST_CASE("send_recv: ends that differ in count, type or tag are a mismatch on both", "[send_recv]") {
+TEST_CASE("send_recv: ends that differ in count, type or tag are a mismatch on both",
+          "[send_recv]") {
   struct end {
     dtype type;
     std::size_t count;
@@ -269,7 +270,8 @@ TEST_CASE("send_recv: ends that differ in count, type or tag are a mismatch on b
           quick());
       for (const int r : {0, 1, 2}) {
         INFO(texts[static_cast<std::size_t>(r)]);
-        CHECK(contains(texts[static_cast<std::size_t>(r)], "recv from rank 0 (message 1) on rank 1"));
+        CHECK(
+            contains(texts[static_cast<std::size_t>(r)], "recv from rank 0 (message 1) on rank 1"));
         CHECK(contains(texts[static_cast<std::size_t>(r)], "send/recv of"));
       }
     }
@@ -332,7 +334,8 @@ TEST_CASE("send_recv: a peer that leaves is noticed at once; what it had sent is
         return "no error";
       },
       quick(30s));
-  CHECK(contains(texts[0], "recv from rank 1 (message 2) on rank 0 of 2 over threads: rank 1 left"));
+  CHECK(
+      contains(texts[0], "recv from rank 1 (message 2) on rank 0 of 2 over threads: rank 1 left"));
   CHECK(steady_clock::now() - begin < 3s);
 }
 

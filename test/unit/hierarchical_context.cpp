@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Several hosts: what crosses between the two levels, errors above all.
+#include "rankfold/hierarchical_context.hpp"
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/contains.hpp"
+#include "support/simulated_hosts.hpp"
+
+using namespace rankfold;
+using namespace std::chrono_literals;
+
+namespace {
+
+const std::vector<int> two_by_two{0, 0, 1, 1};
+
+/// What each rank's calls end with; `f` makes them.
+template <class F>
+std::vector<std::string> failures(const std::vector<int>& marks,
+                                  const communicator_options& options, F&& f) {
+  std::vector<std::string> said(marks.size(), "nothing");
+  run_on_hosts(marks, options, [&](auto& comm) {
+    try {
+      f(comm);
+    } catch (const std::exception& e) {
+      said[static_cast<std::size_t>(comm.rank())] = e.what();
+    }
+  });
+  return said;
+}
+
+}  // namespace
+
+TEST_CASE("an abort on one host ends the calls of all hosts", "[hierarchical]") {
+  const auto said = failures(two_by_two, {.timeout = 30s}, [](auto& comm) {
+    std::vector<float> x(10000);
+    comm.all_reduce(std::span(x));
+    if (comm.rank() == 3) comm.abort("enough");
+    comm.all_reduce(std::span(x));
+    comm.all_reduce(std::span(x));
+  });
+  for (const std::string& text : said) CHECK(contains(text, "rank 3 aborted: enough"));
+}
+
+TEST_CASE("errors between hosts name ranks by their numbers among all", "[hierarchical]") {
+  // Rank 2 is the first of its host, and place 0 of rail 0.
+  const auto said = failures(two_by_two, {.timeout = 400ms}, [](auto& comm) {
+    std::vector<float> x(100000);
+    if (comm.rank() == 2) std::this_thread::sleep_for(900ms);
+    comm.all_reduce(std::span(x));
+  });
+  for (const std::string& text : said) {
+    INFO(text);
+    CHECK(contains(text, "rank 2"));
+    CHECK(contains(text, "of 4 over hierarchical"));
+  }
+}
+
+TEST_CASE("an operator that throws on one host ends the calls of all hosts", "[hierarchical]") {
+  const auto said = failures(two_by_two, {.timeout = 30s}, [](auto& comm) {
+    std::vector<int> x(5000, 1);
+    const bool fails = comm.rank() == 1;
+    comm.all_reduce(std::span(x), [fails](int a, int b) {
+      if (fails) throw std::runtime_error("my operator");
+      return a + b;
+    });
+    comm.barrier();
+  });
+  for (const std::string& text : said) CHECK(contains(text, "my operator"));
+}
+
+TEST_CASE("calls of one level and of two notice each other, wherever they meet", "[hierarchical]") {
+  for (const std::vector<int>& marks :
+       {two_by_two, std::vector<int>{0, 0, 1}, std::vector<int>{0, 1, 0, 1, 2}}) {
+    for (std::size_t other = 0; other < marks.size(); ++other) {
+      INFO(marks.size() << " ranks, another call on " << other);
+      const auto said = failures(marks, {.timeout = 30s}, [&](auto& comm) {
+        std::vector<float> x(20000);
+        if (comm.rank() == static_cast<int>(other)) {
+          comm.broadcast(std::span(x), 0);
+        } else {
+          comm.all_reduce(std::span(x));
+        }
+        comm.barrier();
+      });
+      for (const std::string& text : said) {
+        CHECK(contains(text, "different calls"));
+        CHECK(contains(text, "broadcast"));
+      }
+    }
+  }
+}
+
+TEST_CASE("an element that is larger than what is folded at a time", "[hierarchical]") {
+  struct block {
+    std::array<std::uint8_t, 9000> bytes;
+  };
+  std::vector<int> wrong(4, 0);
+  run_on_hosts(
+      std::vector<int>{0, 0, 0, 1}, {},
+      [&](auto& comm) {
+        std::vector<block> x(8);
+        for (auto& b : x) b.bytes.fill(static_cast<std::uint8_t>(1 << comm.rank()));
+        comm.all_reduce(std::span(x),
+                        [](const block& a, const block& b) {
+                          block c = a;
+                          for (std::size_t i = 0; i < c.bytes.size(); ++i) c.bytes[i] |= b.bytes[i];
+                          return c;
+                        },
+                        {.algorithm = algorithm::two_level});
+        for (const auto& b : x) {
+          for (const std::uint8_t byte : b.bytes) {
+            wrong[static_cast<std::size_t>(comm.rank())] += byte != 15;
+          }
+        }
+      },
+      std::size_t{8} << 20);
+  CHECK(wrong == std::vector<int>(4, 0));
+}
+
+TEST_CASE("two_level is refused where there is one level", "[hierarchical]") {
+  const auto said = failures({0, 1}, {.timeout = 10s}, [](auto& comm) {
+    std::vector<float> x(10);
+    comm.all_reduce(std::span(x), sum{}, {.algorithm = algorithm::two_level});
+  });
+  for (const std::string& text : said) CHECK(contains(text, "two_level is for several hosts"));
+}
+
+TEST_CASE("messages between ranks do not count as steps of the hosts", "[hierarchical]") {
+  std::vector<float> found(4);
+  run_on_hosts(two_by_two, {.timeout = 30s}, [&](auto& comm) {
+    std::vector<float> x(1, static_cast<float>(comm.rank()));
+    if (comm.rank() == 0) comm.send(std::span<const float>(x), 3);
+    if (comm.rank() == 3) comm.recv(std::span(x), 0);
+    comm.all_reduce(std::span(x));
+    comm.barrier();
+    comm.all_reduce(std::span(x));
+    found[static_cast<std::size_t>(comm.rank())] = x[0];
+  });
+  CHECK(found == std::vector<float>(4, 12));  // (0 + 1 + 2 + 0) · 4
+}
