@@ -4,6 +4,7 @@
 # build/bench/results. See docs/performance.md.
 #
 # usage: sh bench/run.sh [--quick] [--cold | --paced] [--out-of-place] [--help for all options]
+#        sh bench/run.sh --hosts [--help]      all_reduce over several hosts; needs root
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -29,4 +30,8 @@ PATH="$PWD/build/venv/bin:$PATH" build/venv/bin/meson compile -C build/bench >bu
   echo 'bench: the build failed; build/bench.log has it all' >&2
   exit 1
 }
+if [ "${1-}" = --hosts ]; then
+  shift
+  exec "$python" bench/hosts.py "$@"
+fi
 exec "$python" bench/collectives.py "$@"

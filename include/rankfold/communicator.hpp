@@ -135,9 +135,10 @@ class communicator {
   /// same); elsewhere `out` is not looked at and may be empty.
   ///
   /// Numerics: the bits of all_reduce.
-  /// Cost:     up to 40 bytes 1 step of one cache line; then the root reads (P - 1) · bytes from
-  /// its
-  ///           peers, which do not wait for it, in steps of a chunk.
+  /// Cost:     up to 40 bytes 1 step of one cache line; then the root reads (P - 1) · bytes, in
+  ///           steps of a chunk, and nobody waits for it; with more than three ranks, above
+  ///           tuning::one_shot_max_bytes, every rank folds a slice: the root reads
+  ///           2 (P - 1) / P · bytes, the others half of that.
   template <class In, std::size_t N, element T, std::size_t M, class Op = sum,
             class Arch = simd::native>
     requires std::same_as<std::remove_const_t<In>, T> && reduction_op<Op, T>

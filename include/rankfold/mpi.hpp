@@ -38,7 +38,7 @@ inline hierarchical_mpi_transport hierarchical_mpi_transport_of(
     MPI_Comm comm, hierarchical_mpi_options options = {}) {
   child_options meeting{.timeout = options.mpi.timeout, .interrupt = options.mpi.interrupt};
   mpi_transport all = mpi_transport::from(comm, std::move(options.mpi));
-  const std::vector<int> marks = all.hosts();
+  const std::vector<int> marks = all.host_marks();
   return hierarchical_mpi_transport::compose(
       std::move(all), marks,
       [&](std::string_view key, int rank, int size) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps, flag lines and halves (include/rankfold/context.hpp): N ranks carry out the same calls, in any
-// mix and for ever: one-shot, two-shot of one and of two chunks, broadcast from any root.
+// mix and for ever: one-shot, two-shot of one and of two chunks, broadcast from any root (scatter, too),
+// gather to any root (reduce, too), two-shot to any root.
 //
 // Checked: whatever a rank reads of a peer (line, staged data, reduced slice) is of the step it wants,
 // never older and never written over; ranks are never more than one step apart; nobody gets stuck.
@@ -22,6 +23,7 @@
 //   FAULT_NEXT_HALF_IS_HALF    two-shot puts its slice into the half of this step
 //   FAULT_SLICE_OVER_STAGED    two-shot's slice lies where the next chunk is staged
 //   FAULT_WAIT_MISSES_ONE      wait_all leaves out one peer
+//   FAULT_ROOT_DOES_NOT_WAIT   the root of a gather reads before all have come
 #ifndef N
 #define N 3
 #endif
@@ -45,6 +47,8 @@
 #define ONE_SHOT 0
 #define TWO_SHOT 1 /* 1: one chunk, 2: two */
 #define BROADCAST 3 /* + root */
+#define GATHER (BROADCAST + N)
+#define TWO_SHOT_TO (GATHER + N)
 
 byte word[2 * N];    // of a line: the step
 byte print[2 * N];   // of a line: the step whose fingerprint and payload it holds
@@ -182,7 +186,10 @@ inline one_shot() {
 #endif
 }
 
-inline two_shot(chunks) {
+// To every rank, or to `root` only.
+#define GETS(root) (root == NONE || root == me)
+
+inline two_shot(chunks, root) {
   do
   :: c <= chunks ->
      next_step(c > 0);
@@ -195,6 +202,10 @@ inline two_shot(chunks) {
      :: else
      fi;
      publish();
+     if
+     :: c == chunks && !(GETS(root)) -> break;  // nothing to read: the next call waits
+     :: else
+     fi;
 #ifdef FAULT_NEXT_HALF_EARLY
      if
      :: c < chunks -> slice[HALF(me, NEXT(step))] = NEXT(step);
@@ -213,7 +224,7 @@ inline two_shot(chunks) {
      :: else
      fi;
      if
-     :: c > 0 -> READ_ALL(slice, step);
+     :: c > 0 && (GETS(root)) -> READ_ALL(slice, step);
      :: else
      fi;
      c++;
@@ -233,6 +244,19 @@ inline broadcast(root) {
   fi;
 }
 
+inline gather(root) {
+  next_step(false);
+  stage_and_publish();
+  if
+  :: me == root ->
+#ifndef FAULT_ROOT_DOES_NOT_WAIT
+     wait_all();
+#endif
+     READ_ALL(staged, step);
+  :: else
+  fi;
+}
+
 proctype rank(byte me) {
   byte step, all_seen, what, p, i, c;
   byte seen[N];
@@ -243,7 +267,7 @@ proctype rank(byte me) {
   :: atomic {
        // Whoever comes first to a call decides what it is; the others make the same.
        if
-       :: begun[step] == 0 -> select(what : 0 .. BROADCAST + N - 1); calls[step] = what;
+       :: begun[step] == 0 -> select(what : 0 .. TWO_SHOT_TO + N - 1); calls[step] = what;
        :: else -> what = calls[step];
        fi;
        begun[step]++;
@@ -254,8 +278,10 @@ proctype rank(byte me) {
      }
      if
      :: what == ONE_SHOT -> one_shot();
-     :: what == TWO_SHOT || what == TWO_SHOT + 1 -> two_shot(what);
-     :: what >= BROADCAST -> broadcast(what - BROADCAST);
+     :: what == TWO_SHOT || what == TWO_SHOT + 1 -> two_shot(what, NONE);
+     :: what >= BROADCAST && what < GATHER -> broadcast(what - BROADCAST);
+     :: what >= GATHER && what < TWO_SHOT_TO -> gather(what - GATHER);
+     :: what >= TWO_SHOT_TO -> two_shot(1, what - TWO_SHOT_TO);
      fi;
   od;
 }

@@ -56,12 +56,9 @@ def conformance(made, program, ranks, *of):
 
 
 @pytest.mark.parametrize("program, ranks", [
-    ("conformance", [1, 1]),
     ("conformance", [2, 2]),
-    ("hierarchical", [1, 1]),
     ("hierarchical", [2, 2]),
     ("hierarchical", [3, 1]),
-    ("hierarchical", [1, 3]),
     ("hierarchical", [3, 2]),
 ], ids=str)
 def test_conformance_on_two_hosts(two, program, ranks):
@@ -71,10 +68,9 @@ def test_conformance_on_two_hosts(two, program, ranks):
 @pytest.mark.parametrize("program, ranks", [
     ("conformance", [1, 1, 1, 1]),
     ("hierarchical", [1, 1, 1, 1]),
-    ("hierarchical", [2, 1, 1, 2]),
 ], ids=str)
 def test_conformance_on_four_hosts(four, program, ranks):
-    conformance(four, program, ranks, sum(ranks) - 1, sum(ranks))
+    conformance(four, program, ranks)
 
 
 def test_a_host_that_is_cut_off_ends_every_rank_within_the_deadline(two, tmp_path):

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -98,11 +97,11 @@ std::vector<std::string> run_conformance(const std::string& group, const std::st
   };
   std::vector<std::string> failures;
   int held = 0;
-  for (const auto& check : testing::conformance_checks<Transport>(
-           run, {.ranks = std::move(ranks),
-                 .seed = static_cast<std::uint64_t>(seed),
-                 .processes = true,
-                 .notices_loss = true})) {
+  for (const auto& check :
+       testing::conformance_checks<Transport>(run, {.ranks = std::move(ranks),
+                                                    .seed = static_cast<std::uint64_t>(seed),
+                                                    .processes = true,
+                                                    .notices_loss = true})) {
     if (check.name.find(part) == std::string::npos) continue;
     try {
       check.body();
@@ -155,8 +154,10 @@ std::vector<std::string> same_as_shm(const std::string& group, const std::string
 // --- call_until_error(...): (the error, how many calls were made, ms that the last one took)
 
 template <class Transport>
-std::pair<std::string, std::vector<std::int64_t>> call_until_error(
-    const std::string& group, const std::string& host, std::int64_t count, double seconds) {
+std::pair<std::string, std::vector<std::int64_t>> call_until_error(const std::string& group,
+                                                                   const std::string& host,
+                                                                   std::int64_t count,
+                                                                   double seconds) {
   using clock = std::chrono::steady_clock;
   communicator_options options;
   options.timeout = std::chrono::milliseconds(static_cast<int>(seconds * 1000));
@@ -169,10 +170,6 @@ std::pair<std::string, std::vector<std::int64_t>> call_until_error(
       begin = clock::now();
       comm.all_reduce(std::span(data), max{});
       ++calls;
-      if (calls == 20) {  // tells the test that this rank is in the midst of it
-        std::fputs("calling\n", stderr);
-        std::fflush(stderr);
-      }
     }
   } catch (const error& e) {
     const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(clock::now() - begin);
@@ -197,17 +194,15 @@ std::string error_of_start(const std::string& group, const std::string& host, do
 std::optional<communicator<c10d_transport>> kept;
 
 TORCH_LIBRARY(rankfold_c10d_test, m) {
-  m.def("conformance",
-        [](std::string kind, std::string group, std::string host, std::vector<std::int64_t> ranks,
-           std::int64_t seed, std::string part) {
-          return with_kind(kind, [&]<class Transport>() {
-            return run_conformance<Transport>(group, host, {ranks.begin(), ranks.end()}, seed,
-                                              part);
-          });
-        });
+  m.def("conformance", [](std::string kind, std::string group, std::string host,
+                          std::vector<std::int64_t> ranks, std::int64_t seed, std::string part) {
+    return with_kind(kind, [&]<class Transport>() {
+      return run_conformance<Transport>(group, host, {ranks.begin(), ranks.end()}, seed, part);
+    });
+  });
   m.def("same_as_shm", [](std::string kind, std::string group, std::string host, std::string key) {
-    return with_kind(
-        kind, [&]<class Transport>() { return same_as_shm<Transport>(group, host, key); });
+    return with_kind(kind,
+                     [&]<class Transport>() { return same_as_shm<Transport>(group, host, key); });
   });
   m.def("call_until_error", [](std::string kind, std::string group, std::string host,
                                std::int64_t count, double seconds) {
@@ -222,9 +217,7 @@ TORCH_LIBRARY(rankfold_c10d_test, m) {
             return error_of_start<Transport>(group, host, seconds);
           });
         });
-  m.def("keep", [](std::string group) {
-    kept.emplace(make<c10d_transport>(group, ""));
-  });
+  m.def("keep", [](std::string group) { kept.emplace(make<c10d_transport>(group, "")); });
   m.def("sum_over_kept", [](std::int64_t value) {
     std::vector<std::int64_t> data(5000, value);
     kept->all_reduce(std::span(data));

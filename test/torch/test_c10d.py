@@ -6,10 +6,8 @@ they are permitted, they are hosts for good."""
 import datetime
 import os
 import pathlib
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 import uuid
@@ -23,7 +21,6 @@ from ranks import Ranks
 SOON = 10
 TIMEOUT = 3.0  # of the calls that are to end by it
 
-ONE_HOST = "aaaa"
 LAYOUTS = {  # a letter a rank: its host
     "1x3": "aaa", "2x2": "aabb", "2x2 in turn": "abab", "3+1": "aaab", "1+2": "abb", "3x1": "abc"}
 
@@ -244,9 +241,13 @@ def running(ranks, *arguments):
     time.sleep(2)
 
 
-@pytest.mark.parametrize("count", [4, 300_000], ids=["small", "large"])
-@pytest.mark.parametrize("victim", [0, 2])  # rank 0 has the store
-@pytest.mark.parametrize("kind,hosts", [("c10d", ""), ("hierarchical", "aabb")])
+# Kind, hosts, who, of how many elements. Rank 0 has the store.
+VICTIMS = pytest.mark.parametrize("kind,hosts,victim,count", [
+    ("c10d", "", 0, 4), ("c10d", "", 2, 300_000), ("hierarchical", "aabb", 0, 300_000),
+    ("hierarchical", "aabb", 2, 4)])
+
+
+@VICTIMS
 def test_a_rank_that_is_killed_is_noticed_by_all(c10d_extension, kind, hosts, victim, count):
     with Group(4, c10d_extension) as ranks:
         running(ranks, kind, hosts, count, 60)
@@ -259,19 +260,20 @@ def test_a_rank_that_is_killed_is_noticed_by_all(c10d_extension, kind, hosts, vi
             assert calls > 0 and end - begin < SOON
 
 
-@pytest.mark.parametrize("count", [4, 300_000], ids=["small", "large"])
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("kind,hosts", [("c10d", ""), ("hierarchical", "aabb")])
+@VICTIMS
 def test_a_rank_that_is_stopped_ends_all_calls_at_the_deadline(c10d_extension, kind, hosts, victim, count):
     with Group(4, c10d_extension) as ranks:
         running(ranks, kind, hosts, count)
         others = [r for r in range(4) if r != victim]
         begin = time.monotonic()
         ranks.kill(signal.SIGSTOP, only=[victim])
+        texts = []
         for text, calls, _, end in ranks.receive(60, only=others):
             assert "timeout_error: " in text or "aborted_error: " in text
-            assert f"rank {victim}" in text
             assert calls > 0 and end - begin < TIMEOUT + SOON
+            texts.append(text)
+        # One that waits for a third at the same time may name that.
+        assert any(f"rank {victim} did not arrive" in text for text in texts)
         ranks.kill(signal.SIGCONT, only=[victim])
         (text, *_), = ranks.receive(60, only=[victim])
         assert "error: " in text
@@ -291,67 +293,32 @@ def test_a_store_that_does_not_answer_holds_nobody_up(c10d_extension):
         ranks.kill(signal.SIGCONT, only=[0])
 
 
-# --- hosts for good: network namespaces, joined by a pair of virtual devices ---
-
-
-def run_ip(*arguments):
-    return subprocess.run(["ip", *arguments], capture_output=True, text=True)
-
-
-class Namespaces:
-    """Two hosts of this machine: each with its own network, joined by one cable."""
-
-    def __init__(self):
-        mark = uuid.uuid4().hex[:6]
-        self.names = [f"rkc{mark}{i}" for i in range(2)]
-
-    def __enter__(self):
-        if shutil.which("ip") is None:
-            pytest.skip("there is no ip command (package iproute2)")
-        for i, name in enumerate(self.names):
-            made = run_ip("netns", "add", name)
-            if made.returncode != 0:
-                self.__exit__()
-                pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
-        first, second = self.names
-        steps = [("link", "add", "cable", "netns", first, "type", "veth", "peer", "name", "cable", "netns", second)]
-        for i, name in enumerate(self.names):
-            steps += [("-n", name, "addr", "add", self.address(i) + "/24", "dev", "cable"),
-                      ("-n", name, "link", "set", "cable", "up"), ("-n", name, "link", "set", "lo", "up")]
-        for step in steps:
-            done = run_ip(*step)
-            if done.returncode != 0:
-                self.__exit__()
-                pytest.skip(f"no network between namespaces here: {done.stderr.strip()}")
-        return self
-
-    def __exit__(self, *_):
-        for name in self.names:
-            run_ip("netns", "del", name)
-
-    @staticmethod
-    def address(host):
-        return f"10.78.0.{host + 1}"
-
-    def cut(self):
-        assert run_ip("-n", self.names[1], "link", "set", "cable", "down").returncode == 0
+# --- hosts for good: network namespaces, as for MPI ---
 
 
 @pytest.fixture
 def hosts():
-    with Namespaces() as hosts:
-        yield hosts
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "mpi"))
+    from hosts import Hosts, NotPermitted
+
+    hosts = Hosts(2)
+    try:
+        hosts.__enter__()
+    except NotPermitted as why:
+        pytest.skip(f"no hosts here: {why}")
+    yield hosts
+    hosts.__exit__()
 
 
 class AcrossHosts(Ranks):
     """Four processes, two a host."""
 
     def __init__(self, hosts, extension):
-        super().__init__(4, extension, init=False, RANKFOLD_TIMEOUT="60", GLOO_SOCKET_IFNAME="cable")
+        super().__init__(4, extension, init=False, RANKFOLD_TIMEOUT="60", GLOO_SOCKET_IFNAME="e0")
         self.hosts = hosts
 
     def program(self, rank):
-        return ["ip", "netns", "exec", self.hosts.names[rank // 2], sys.executable]
+        return [str(self.hosts.agent), self.hosts.address(rank // 2), "exec", sys.executable]
 
 
 def test_across_hosts(hosts, c10d_extension):
@@ -377,7 +344,7 @@ def test_a_cut_cable_ends_all_calls_at_the_deadline(hosts, c10d_extension, count
         ranks(join, 29500, hosts.address(0), seconds=120)
         running(ranks, "hierarchical", "", count)
         begin = time.monotonic()
-        hosts.cut()
+        hosts.cut(1)
         for text, calls, _, end in ranks.receive(60):
             assert "timeout_error: " in text or "aborted_error: " in text
             assert calls > 0 and end - begin < TIMEOUT + SOON

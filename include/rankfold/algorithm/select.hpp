@@ -90,8 +90,10 @@ algorithm select(const Context& ctx, collective what, algorithm asked, std::size
     return algorithm::two_level;
   }
   if (fits_line) return algorithm::inline_line;
-  // Two ranks read as much either way, and one_shot waits once less.
-  if (can_two_shot && ranks > 2 && (ranks - 1) * bytes > ctx.tuning().one_shot_max_bytes) {
+  // Two ranks read as much either way, and one_shot waits once less. Of a reduce, the root moves
+  // (P - 1) · bytes one-shot, and 3 (P - 1) / P · bytes two-shot: more for two, as much for three.
+  const std::size_t few = what == collective::reduce ? 3 : 2;
+  if (can_two_shot && ranks > few && (ranks - 1) * bytes > ctx.tuning().one_shot_max_bytes) {
     return algorithm::two_shot;
   }
   return algorithm::one_shot;

@@ -44,14 +44,13 @@
 
 #include <unistd.h>
 
-#include <sys/stat.h>
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/util/intrusive_ptr.h>
+#include <sys/stat.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -139,8 +138,8 @@ inline std::uint64_t c10d_random() {
 /// sockets for that are, the user. A rank that cannot tell is alone on its host.
 inline std::uint64_t c10d_host_mark() {
   const auto boot = read_small_file("/proc/sys/kernel/random/boot_id");
-  struct stat network {};
-  struct stat users {};
+  struct stat network{};
+  struct stat users{};
   if (!boot || ::stat("/proc/self/ns/net", &network) != 0 ||
       ::stat("/proc/self/ns/user", &users) != 0) {
     return c10d_random();
@@ -223,8 +222,8 @@ class c10d_meeting {
       error = std::current_exception();
     } catch (const std::exception& e) {
       try {
-        error = std::make_exception_ptr(rendezvous_error(who() + "gloo or the store failed: " +
-                                                         first_line(e.what())));
+        error = std::make_exception_ptr(
+            rendezvous_error(who() + "gloo or the store failed: " + first_line(e.what())));
       } catch (...) {
         error = std::current_exception();
       }
@@ -280,8 +279,8 @@ class c10d_meeting {
       store->deleteKey("go/" + name);
     }
     // Not split(): it writes to the options, which all groups made from this one share.
-    const auto place = c10::make_intrusive<::c10d::PrefixStore>(
-        "gloo-" + std::to_string(session_), store);
+    const auto place =
+        c10::make_intrusive<::c10d::PrefixStore>("gloo-" + std::to_string(session_), store);
     backend_ = parent_->merge(place, parent_->getBackendOptions(), rank_, size_);
   }
 
@@ -480,9 +479,8 @@ class c10d_link {
     check_fault();
     if (peek(bytes_of(message.word)) != message.expected) return false;
     bool complete = false;
-    attempt(r, [&] {
-      complete = message.data->wait(c10d_settled) && message.end->wait(c10d_settled);
-    });
+    attempt(
+        r, [&] { complete = message.data->wait(c10d_settled) && message.end->wait(c10d_settled); });
     if (complete) {
       send_frame(r, c10d_frame_kind::acknowledgement, channel, message.place, nullptr, 0);
     }
@@ -558,7 +556,7 @@ class c10d_link {
   /// Of one peer and channel.
   struct stream {
     std::uint64_t small_asked = 0;
-    std::deque<landing> asked;                  // receives without a message
+    std::deque<landing> asked;                 // receives without a message
     std::deque<std::vector<std::byte>> early;  // messages without a receive
     std::uint64_t large_asked = 0;
     std::uint64_t large_sent = 0;
@@ -692,8 +690,8 @@ class c10d_link {
     peer& p = at(r);
     const c10d_frame_head& head = frame.head;
     // 32 bits are enough: fewer than `depth` are on their way.
-    const auto news =
-        static_cast<std::uint32_t>(head.received - static_cast<std::uint32_t>(p.frames_acknowledged));
+    const auto news = static_cast<std::uint32_t>(head.received -
+                                                 static_cast<std::uint32_t>(p.frames_acknowledged));
     for (std::uint32_t i = 0; i < news && !p.frames.empty(); ++i) {
       release(p.frames.front());
       p.frames.pop_front();
@@ -778,9 +776,9 @@ class c10d_link {
     return nullptr;
   }
 
-  /// Whether gloo has seen the connection end. It tells only who waits; a wait that has been aborted
-  /// ends at once. The receive that was posted last: the one that a frame is just coming for gets no
-  /// exception.
+  /// Whether gloo has seen the connection end. It tells only who waits; a wait that has been
+  /// aborted ends at once. The receive that was posted last: the one that a frame is just coming
+  /// for gets no exception.
   void probe(int r) {
     peer& p = at(r);
     if (p.broken) return;
@@ -827,7 +825,8 @@ class c10d_link {
 ///   host that cannot be reached any more, or a rank that is stopped, only a deadline ends.
 /// - Both sides of a message must have the same size: where a large one is longer than its receive,
 ///   gloo ends the process.
-/// - SIGPIPE must be ignored, as Python does: gloo writes to connections that peers may have closed.
+/// - SIGPIPE must be ignored, as Python does: gloo writes to connections that peers may have
+/// closed.
 class c10d_transport {
   using link = detail::c10d_link;
 
@@ -966,7 +965,11 @@ class c10d_transport {
       return {request::kind::small_receive, peer, channel,
               link_->receive_small(peer, channel, data, bytes), bytes};
     }
-    return {request::kind::large_receive, peer, channel, 0, bytes,
+    return {request::kind::large_receive,
+            peer,
+            channel,
+            0,
+            bytes,
             link_->receive_large(peer, channel, data, bytes)};
   }
 
@@ -1023,8 +1026,8 @@ class c10d_transport {
                              std::chrono::milliseconds timeout,
                              const std::function<void()>& interrupt) {
     const auto begin = std::chrono::steady_clock::now();
-    const auto meeting = std::make_shared<detail::c10d_meeting>(
-        parent, store, std::move(prefix), rank, size, timeout);
+    const auto meeting = std::make_shared<detail::c10d_meeting>(parent, store, std::move(prefix),
+                                                                rank, size, timeout);
     detail::c10d_meeting::run(meeting, interrupt);
     auto made = std::make_unique<link>(meeting->backend(), std::move(store), meeting->session(),
                                        rank, size, workspace_bytes, host);
@@ -1035,9 +1038,9 @@ class c10d_transport {
       const auto now = std::chrono::steady_clock::now();
       if (now - begin >= timeout) {
         throw rendezvous_error("rankfold: c10d_transport: rank " + std::to_string(rank) + " of " +
-                               std::to_string(size) + " could not start: " +
-                               detail::ranks_text(missing) + " said nothing within " +
-                               detail::duration_text(timeout));
+                               std::to_string(size) +
+                               " could not start: " + detail::ranks_text(missing) +
+                               " said nothing within " + detail::duration_text(timeout));
       }
       if (interrupt && now - asked >= std::chrono::milliseconds(100)) {
         asked = now;
@@ -1083,8 +1086,7 @@ inline c10d_hierarchical_transport c10d_hierarchical(const std::string& group_na
     }
   };
   return c10d_hierarchical_transport::compose(
-      std::move(all), hosts, connect,
-      {.timeout = options.timeout, .interrupt = options.interrupt});
+      std::move(all), hosts, connect, {.timeout = options.timeout, .interrupt = options.interrupt});
 }
 
 RANKFOLD_END_NAMESPACE

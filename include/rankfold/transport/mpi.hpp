@@ -594,28 +594,6 @@ class mpi_transport {
     if (turn) process.poll();
   }
 
-  /// For each rank, the lowest rank that shares memory with it, as MPI_Comm_split_type says.
-  ///
-  /// Collective: all ranks of a transport that is no child. Waits for them without a deadline.
-  std::vector<int> hosts() {
-    const auto turn = enter("MPI_Comm_split_type");
-    int all = 0;
-    check(MPI_Comm_size(comm(), &all), "MPI_Comm_size", nobody);
-    if (size() != all) {
-      throw std::invalid_argument("rankfold: mpi_transport::hosts: not of a child; ask its parent");
-    }
-    MPI_Comm host = MPI_COMM_NULL;
-    check(MPI_Comm_split_type(comm(), MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &host),
-          "MPI_Comm_split_type", nobody);
-    int lowest = rank();
-    check(MPI_Bcast(&lowest, 1, MPI_INT, 0, host), "MPI_Bcast", nobody);
-    check(MPI_Comm_free(&host), "MPI_Comm_free", nobody);
-    std::vector<int> marks(group_->members.size());
-    check(MPI_Allgather(&lowest, 1, MPI_INT, marks.data(), 1, MPI_INT, comm()), "MPI_Allgather",
-          nobody);
-    return marks;
-  }
-
   int rank() const noexcept { return group_->rank; }
   int size() const noexcept { return static_cast<int>(group_->members.size()); }
   std::string_view name() const noexcept { return "mpi"; }

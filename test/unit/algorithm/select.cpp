@@ -45,6 +45,15 @@ TEST_CASE("two ranks are one-shot at any size", "[algorithm][select]") {
   CHECK(pick({.ranks = 2}, algorithm::two_shot, 1 << 30) == algorithm::two_shot);
 }
 
+TEST_CASE("a large reduce is two-shot from four ranks on, where the root has less to do so",
+          "[algorithm][select]") {
+  constexpr collective what = collective::reduce;
+  CHECK(pick({.ranks = 3}, algorithm::automatic, 1 << 30, 4, what) == algorithm::one_shot);
+  CHECK(pick({.ranks = 3}, algorithm::two_shot, 1 << 30, 4, what) == algorithm::two_shot);
+  CHECK(pick({.ranks = 4}, algorithm::automatic, 332, 4, what) == algorithm::one_shot);
+  CHECK(pick({.ranks = 4}, algorithm::automatic, 336, 4, what) == algorithm::two_shot);
+}
+
 TEST_CASE("an algorithm that is asked for is taken or refused with the reason",
           "[algorithm][select]") {
   const stub ctx;
