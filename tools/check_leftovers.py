@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command and fails if it leaves anything behind: a process, or a file in /dev/shm.
+"""Runs a command and fails if it leaves anything behind: a process, a file in /dev/shm, or what MPI's
+launchers and the tests of MPI make in the folder for temporary files.
 
 usage: check_leftovers.py [--timeout SECONDS] [--report FILE] [--name NAME] -- COMMAND…
 
@@ -15,9 +16,11 @@ import argparse
 import ctypes
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -25,6 +28,7 @@ CLONE_NEWNS = 0x20000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 GRACE_SECONDS = 5.0
 shm = pathlib.Path("/dev/shm")
+temporary = re.compile(r"rankfold-|ompi\.|openmpi-sessions|pmix|prte")
 
 
 def processes():
@@ -77,6 +81,10 @@ def shm_files():
     return {path for path in shm.rglob("*") if not path.is_dir()} if shm.is_dir() else set()
 
 
+def temporary_files():
+    return {path for path in pathlib.Path(tempfile.gettempdir()).iterdir() if temporary.match(path.name)}
+
+
 def opened_elsewhere(path):
     """Whether a living process has the file mapped or open."""
     for pid in processes():
@@ -109,7 +117,7 @@ def run(command, timeout=None):
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     alone = own_shared_memory(libc)
-    before = shm_files()
+    before, temporary_before = shm_files(), temporary_files()
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         code = child.wait(timeout)
@@ -129,6 +137,10 @@ def run(command, timeout=None):
     for path in sorted(shm_files() - before):
         if alone or (path.exists() and not opened_elsewhere(path)):
             found.append(f"file {path}")
+    # Of another run at the same time: it goes by itself.
+    while (paths := temporary_files() - temporary_before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    found += [f"file {path}" for path in sorted(paths)]
     return code if code >= 0 else 128 - code, found
 
 

@@ -52,6 +52,13 @@ def test_a_file_left_in_shared_memory_fails(tmp_path):
         file.unlink(missing_ok=True)
 
 
+def test_a_session_folder_of_mpi_left_behind_fails(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done, _ = leftovers(tmp_path, "mkdir $TMPDIR/ompi.host.0 $TMPDIR/of_others")
+    assert done.returncode == 1
+    assert "ompi.host.0" in done.stderr and "of_others" not in done.stderr
+
+
 def test_a_command_that_hangs_is_ended(tmp_path):
     done, _ = leftovers(tmp_path, "sleep 4322 & sleep 4323", "--timeout", "0.5")
     assert done.returncode == 124
