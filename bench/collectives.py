@@ -27,6 +27,7 @@ ROOT = HERE.parent
 AGREEMENT = 1.3
 SMALLEST, LARGEST = 8, 64 << 20
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
+DTYPES = ("float32", "bfloat16")
 QUICK = [8, 64, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20]
 FIRST_STREAMING, LAST_EXCHANGE = 1 << 20, 4 << 20
 
@@ -60,6 +61,7 @@ def parse_arguments():
     add("--cold", action="store_true", help="rotate buffers through more than the last-level cache")
     add("--paced", action="store_true", help="1 ms of other work between two calls")
     add("--out-of-place", action="store_true", help="where the contestant can")
+    add("--transports", action="store_true", help="rankfold over threads and over each MPI as well")
     add("--only", help="contestants to run, such as rankfold,openmpi")
     add("--milliseconds", type=float, help="of measuring, per contestant, size and round")
     add("--minutes", type=float, default=30, help="end after this time, whatever was counted")
@@ -97,7 +99,7 @@ def contestants_of(arguments, folder, cpus):
     where = ",".join(map(str, cpus)) or "any"
     found = {}
 
-    def add(name, command, dtypes=("float32", "bfloat16"), collectives=COLLECTIVES, in_place_only=False,
+    def add(name, command, dtypes=DTYPES, collectives=COLLECTIVES, in_place_only=False,
             **options):
         wanted = arguments.only is None or name in arguments.only.split(",") or ":" in name
         if wanted and not (in_place_only and arguments.out_of_place):
@@ -129,6 +131,12 @@ def contestants_of(arguments, folder, cpus):
     binary = arguments.build / "bench/bench_rankfold"
     if binary.exists():
         rankfold("rankfold", binary)
+        if arguments.transports:
+            add(
+                "rankfold_threads",
+                lambda rank: [binary, f"{folder}/rankfold_threads", where, f"threads={ranks}"],
+                launcher=True,
+            )
     for variant in arguments.variant:
         name, _, options = variant.partition(":")
         name, _, other = name.partition("@")
@@ -168,17 +176,18 @@ def contestants_of(arguments, folder, cpus):
         ),
         ("mpich", ["mpiexec.hydra", "mpiexec.mpich"], ["-bind-to", "none"], {}),
     ]:
-        program = arguments.build / f"bench/bench_{name}"
         launcher = next(filter(None, map(shutil.which, launchers)), None)
-        if program.exists() and launcher is not None:
-            command = [launcher, "-n", str(ranks), *options, program, f"{folder}/{name}", where]
-            add(
-                name,
-                lambda rank, command=command: command,
-                dtypes=("float32",),
-                environment=lambda rank, environment=environment: environment,
-                launcher=True,
-            )
+        for called, dtypes in [(name, ("float32",)), *([(f"rankfold_{name}", DTYPES)] if arguments.transports else [])]:
+            program = arguments.build / f"bench/bench_{called}"
+            if program.exists() and launcher is not None:
+                command = [launcher, "-n", str(ranks), *options, program, f"{folder}/{called}", where]
+                add(
+                    called,
+                    lambda rank, command=command: command,
+                    dtypes=dtypes,
+                    environment=lambda rank, environment=environment: environment,
+                    launcher=True,
+                )
     return found
 
 

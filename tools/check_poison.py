@@ -21,6 +21,6 @@ others = sorted({target for name in own for _, target in includes(include / name
                  if target.startswith("<")})
 unit = [f"#if __has_include({target})\n#  include {target}\n#endif" for target in others]
 unit += [f"#define {macro} rankfold_must_not_use_this_name" for macro in poison]
-unit += [f'#include "rankfold/{name}"' if name != "transport/mpi.hpp" else
+unit += [f'#include "rankfold/{name}"' if not name.endswith("mpi.hpp") else
          f'#if __has_include(<mpi.h>)\n#  include "rankfold/{name}"\n#endif' for name in own]
 sys.exit(subprocess.run([*sys.argv[1:], "-x", "c++", "-"], input="\n".join(unit), text=True).returncode)

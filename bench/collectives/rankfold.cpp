@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// rankfold's collectives over shared memory, called from C++. Options: the fields of
-// rankfold::tuning, workspace_bytes, spin_us, algorithm.
+// rankfold's collectives, called from C++, over shared memory or, with threads=P, between the
+// threads of this process. Other options: the fields of rankfold::tuning, workspace_bytes, spin_us,
+// algorithm.
 #include "rankfold/rankfold.hpp"
 
 #include <chrono>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
-#include <span>
+#include <exception>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
+#include "bench/collectives/rankfold.hpp"
 #include "bench/support/worker.hpp"
 
 namespace {
@@ -22,7 +28,28 @@ rankfold::algorithm algorithm_named(const std::string& name) {
   throw std::invalid_argument("unknown algorithm " + name);
 }
 
+void serve_threads(int ranks, std::size_t workspace_bytes, const bench::arguments& arguments,
+                   const rankfold::communicator_options& options,
+                   const rankfold::call_options& call) {
+  auto transports =
+      rankfold::threads_transport::create(ranks, {.workspace_bytes = workspace_bytes});
+  std::vector<std::jthread> threads;
+  for (auto& transport : transports) {
+    threads.emplace_back([&] {
+      try {
+        arguments.pin(transport.rank());
+        rankfold::communicator comm{std::move(transport), options};
+        bench::serve_collectives(comm, arguments, call);
+      } catch (const std::exception& e) {
+        std::fprintf(stderr, "%s\n", e.what());
+        std::_Exit(1);
+      }
+    });
+  }
+}
+
 void work(const bench::arguments& arguments) {
+  int threads = 0;
   rankfold::communicator_options options;
   rankfold::shm_options shm;
   rankfold::call_options call;
@@ -37,58 +64,19 @@ void work(const bench::arguments& arguments) {
       options.tune.chunk_bytes = std::stoul(value);
     } else if (key == "workspace_bytes") {
       shm.workspace_bytes = std::stoul(value);
+    } else if (key == "threads") {
+      threads = std::stoi(value);
     } else if (key == "spin_us") {
       options.spin = std::chrono::microseconds(std::stol(value));
     } else {
       throw std::invalid_argument("unknown option " + key);
     }
   }
+  if (threads != 0) return serve_threads(threads, shm.workspace_bytes, arguments, options, call);
   const char* const rank = std::getenv("RANK");
   arguments.pin(rank != nullptr ? std::stoi(rank) : 0);
   rankfold::communicator comm{rankfold::shm_transport::from_environment(shm), options};
-  bench::measurer measurer(comm.rank(), comm.size());
-  const auto measure = [&]<class T>(const bench::request& asked, T) {
-    const std::size_t count = asked.count();
-    const std::size_t block = count / static_cast<std::size_t>(comm.size());
-    const auto span_of = [](std::byte* data, std::size_t n) {
-      return std::span(reinterpret_cast<T*>(data), n);
-    };
-    if (asked.is("all_gather")) {
-      return measurer.measure(asked, [&](std::byte* in, std::byte* out) {
-        comm.all_gather(span_of(in, block), span_of(out, count), call);
-      });
-    }
-    if (asked.is("reduce_scatter")) {
-      return measurer.measure(asked, [&](std::byte* in, std::byte* out) {
-        comm.reduce_scatter(span_of(in, count), span_of(out, block), rankfold::sum{}, call);
-      });
-    }
-    if (asked.is("broadcast")) {
-      return measurer.measure(
-          asked, [&](std::byte*, std::byte* out) { comm.broadcast(span_of(out, count), 0, call); });
-    }
-    if (asked.is("all_to_all")) {
-      return measurer.measure(asked, [&](std::byte* in, std::byte* out) {
-        comm.all_to_all(span_of(in, count), span_of(out, count), call);
-      });
-    }
-    if (asked.in_place()) {
-      return measurer.measure(asked, [&](std::byte*, std::byte* out) {
-        comm.all_reduce(std::span(reinterpret_cast<T*>(out), count), rankfold::sum{}, call);
-      });
-    }
-    return measurer.measure(asked, [&](std::byte* in, std::byte* out) {
-      comm.all_reduce(std::span(reinterpret_cast<const T*>(in), count),
-                      std::span(reinterpret_cast<T*>(out), count), rankfold::sum{}, call);
-    });
-  };
-  bench::channel(arguments.prefix, comm.rank())
-      .serve(std::to_string(RANKFOLD_VERSION_MAJOR) + '.' + std::to_string(RANKFOLD_VERSION_MINOR) +
-                 '.' + std::to_string(RANKFOLD_VERSION_PATCH),
-             [&](const bench::request& asked) {
-               return asked.dtype == "float32" ? measure(asked, float{})
-                                               : measure(asked, rankfold::bfloat16{});
-             });
+  bench::serve_collectives(comm, arguments, call);
 }
 
 }  // namespace

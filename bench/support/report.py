@@ -10,6 +10,9 @@ from rounds import median, percentile
 BARS_NEED = 7
 LABELS = {
     "rankfold": "rankfold",
+    "rankfold_threads": "rankfold, threads",
+    "rankfold_openmpi": "rankfold over Open MPI",
+    "rankfold_mpich": "rankfold over MPICH",
     "torch_op": "rankfold, torch op",
     "gloo": "gloo (torch)",
     "openmpi": "Open MPI",

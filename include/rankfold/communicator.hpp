@@ -207,9 +207,9 @@ class communicator {
     requires std::same_as<std::remove_const_t<In>, T> && reduction_op<Op, T>
   void reduce_scatter(std::span<In, N> in, std::span<T, M> out, std::span<const std::size_t> counts,
                       const Op& op = {}, const call_options& options = {}) {
-    const detail::uneven_blocks blocks = blocks_of<T>("reduce_scatter", "counts", counts);
-    detail::check_count("reduce_scatter", "in", in.size(), blocks.total());
-    detail::check_count("reduce_scatter", "out", out.size(), blocks.size(own_index()));
+    const detail::block_place own = place_of<T>("reduce_scatter", "counts", counts);
+    detail::check_count("reduce_scatter", "in", in.size(), own.total);
+    detail::check_count("reduce_scatter", "out", out.size(), own.count);
     collectives::reduce_scatter_uneven(ctx(), kernel::reducer_for<T, Op, Arch>(op), in.data(),
                                        out.data(), counts, options);
   }
@@ -266,9 +266,9 @@ class communicator {
     requires std::same_as<std::remove_const_t<In>, T>
   void all_gather(std::span<In, N> in, std::span<T, M> out, std::span<const std::size_t> counts,
                   const call_options& options = {}) {
-    const detail::uneven_blocks blocks = blocks_of<T>("all_gather", "counts", counts);
-    detail::check_count("all_gather", "in", in.size(), blocks.size(own_index()));
-    detail::check_count("all_gather", "out", out.size(), blocks.total());
+    const detail::block_place own = place_of<T>("all_gather", "counts", counts);
+    detail::check_count("all_gather", "in", in.size(), own.count);
+    detail::check_count("all_gather", "out", out.size(), own.total);
     collectives::all_gather_uneven(ctx(), dtype_of_v<T>, sizeof(T), in.data(), out.data(), counts,
                                    options);
   }
@@ -330,7 +330,7 @@ class communicator {
               int root = 0, const call_options& options = {}) {
     if (rank() == root) {
       detail::check_count("gather", "out", out.size(),
-                          blocks_of<T>("gather", "counts", counts).total());
+                          place_of<T>("gather", "counts", counts).total);
     }
     collectives::gather_uneven(ctx(), dtype_of_v<T>, sizeof(T), in.data(), in.size(), out.data(),
                                counts, root, options);
@@ -396,7 +396,7 @@ class communicator {
                int root = 0, const call_options& options = {}) {
     if (rank() == root) {
       detail::check_count("scatter", "in", in.size(),
-                          blocks_of<T>("scatter", "counts", counts).total());
+                          place_of<T>("scatter", "counts", counts).total);
     }
     collectives::scatter_uneven(ctx(), dtype_of_v<T>, sizeof(T), in.data(), counts, out.data(),
                                 out.size(), root, options);
@@ -456,9 +456,9 @@ class communicator {
                   std::span<T, M> out, std::span<const std::size_t> recv_counts,
                   const call_options& options = {}) {
     detail::check_count("all_to_all", "in", in.size(),
-                        blocks_of<T>("all_to_all", "send_counts", send_counts).total());
+                        place_of<T>("all_to_all", "send_counts", send_counts).total);
     detail::check_count("all_to_all", "out", out.size(),
-                        blocks_of<T>("all_to_all", "recv_counts", recv_counts).total());
+                        place_of<T>("all_to_all", "recv_counts", recv_counts).total);
     collectives::all_to_all_uneven(ctx(), dtype_of_v<T>, sizeof(T), in.data(), send_counts,
                                    out.data(), recv_counts, options);
   }
@@ -468,7 +468,7 @@ class communicator {
   void all_to_all(std::span<T, N> data, std::span<const std::size_t> counts,
                   const call_options& options = {}) {
     detail::check_count("all_to_all", "data", data.size(),
-                        blocks_of<T>("all_to_all", "counts", counts).total());
+                        place_of<T>("all_to_all", "counts", counts).total);
     collectives::all_to_all_uneven(ctx(), dtype_of_v<T>, sizeof(T), data.data(), counts,
                                    data.data(), counts, options);
   }
@@ -641,15 +641,15 @@ class communicator {
   template <class T>
   std::span<T> own_block(std::string_view name, std::span<T> data,
                          std::span<const std::size_t> counts) const {
-    const detail::uneven_blocks blocks = blocks_of<T>(name, "counts", counts);
-    detail::check_count(name, "data", data.size(), blocks.total());
-    return data.subspan(blocks.begin(own_index()), blocks.size(own_index()));
+    const detail::block_place own = place_of<T>(name, "counts", counts);
+    detail::check_count(name, "data", data.size(), own.total);
+    return data.subspan(own.begin, own.count);
   }
 
   template <class T>
-  detail::uneven_blocks blocks_of(std::string_view name, std::string_view what,
-                                  std::span<const std::size_t> counts) const {
-    return {name, what, counts, size(), sizeof(T), 1};
+  detail::block_place place_of(std::string_view name, std::string_view what,
+                               std::span<const std::size_t> counts) const {
+    return detail::place_of(name, what, counts, rank(), size(), sizeof(T));
   }
 
   std::unique_ptr<context<Transport>> context_;

@@ -25,10 +25,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -78,6 +80,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
           "rankfold: the transport's segments have " + std::to_string(transport_.segment_size()) +
           " bytes, expected at least " + std::to_string(detail::segment_bytes(1, size_)));
     }
+    max_slot_bytes_ = (std::min)(most_slot, std::bit_floor(half_bytes_ / lead));
     std::byte* own = transport_.segment(rank_);
     cpus_ = pair_cpus_ = detail::allowed_cpus();
     std::memcpy(&detail::cpus_of(own), &cpus_, sizeof cpus_);
@@ -98,11 +101,15 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   // --- for algorithms
   // -----------------------------------------------------------------------------
 
-  /// Begins the next step: after it, this rank's half and line of the step may be written.
-  void next_step() {
+  /// Begins the next step, in which ranks use the first `bytes` bytes of their halves at most, the
+  /// same number on all: after it, this rank's half and line of the step may be written. Steps that
+  /// use nothing or little run ahead of ranks that are slow; see the head of this file.
+  void next_step(std::size_t bytes = (std::numeric_limits<std::size_t>::max)()) {
     this->count_step();
-    if (all_seen_ + 1 < step_) [[unlikely]]
-      catch_up();
+    std::uint64_t least = step_ - (std::min)(step_, lead);
+    if (bytes != 0) least = (std::max)(least, lay_out(bytes));
+    if (all_seen_ < least) [[unlikely]]
+      catch_up(least);
   }
 
   /// In this step `peer` reads `bytes` bytes at `offset` of the own half. Between next_step and
@@ -115,7 +122,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   /// Publishes this step with up to 40 bytes of payload: everything written to the own half before
   /// is visible to a peer that has waited for this rank.
   void publish(const void* payload = nullptr, std::size_t bytes = 0) {
-    detail::flag_line& line = lines_[step_ & 1];
+    detail::flag_line& line = lines_[step_ % detail::flag_lines];
     // A rank that knows of an abort publishes no more. relaxed: only a short cut; the mark may as
     // well come a moment later, and is then found by the exchange.
     if ((std::atomic_ref(line.word).load(std::memory_order_relaxed) & 1) != 0) [[unlikely]]
@@ -136,16 +143,14 @@ class context<Transport> : public detail::context_base<context<Transport>> {
 
   /// Waits until `peer` has published this step, and checks that it made the same call.
   void wait(int peer) {
-    if (!arrived(peer, step_)) wait_slow(peer, step_, /*for_all=*/false);
-    check(peer, step_);
+    see(peer, step_, /*for_all=*/false);
   }
 
   /// Waits for every rank.
   void wait_all() {
     for (int i = 1; i < size_; ++i) {
       const int peer = rank_ + i < size_ ? rank_ + i : rank_ + i - size_;
-      if (!arrived(peer, step_)) wait_slow(peer, step_, /*for_all=*/true);
-      check(peer, step_);
+      see(peer, step_, /*for_all=*/true);
     }
     all_seen_ = step_;
   }
@@ -153,7 +158,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   /// A rank's half of the workspace in this step. The own one may be written between next_step and
   /// publish, a peer's read between wait and the next publish.
   std::byte* half(int peer) const noexcept {
-    return peers_[static_cast<std::size_t>(peer)].workspace + (step_ & 1) * half_bytes_;
+    return peers_[static_cast<std::size_t>(peer)].workspace + used_offset_;
   }
 
   /// The own half of the next step. May be written as soon as wait_all has returned.
@@ -166,7 +171,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
 
   /// The payload that a rank published in this step.
   const std::byte* payload(int peer) const noexcept {
-    return peers_[static_cast<std::size_t>(peer)].lines[step_ & 1].payload;
+    return peers_[static_cast<std::size_t>(peer)].lines[step_ % detail::flag_lines].payload;
   }
 
   // --- for what waits outside of the steps, in the middle of a call
@@ -314,30 +319,62 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   }
 
   std::uint64_t word_of(int peer, std::uint64_t s, std::memory_order order) const noexcept {
-    return std::atomic_ref(peers_[static_cast<std::size_t>(peer)].lines[s & 1].word).load(order);
+    return std::atomic_ref(peers_[static_cast<std::size_t>(peer)].lines[s % detail::flag_lines].word).load(order);
   }
 
-  /// Compares the call that rank `r` published in step `s` with the own one.
-  void check(int r, std::uint64_t s) {
+  /// Waits until `r` has published step `s`, and compares its calls up to there with the own ones.
+  void see(int r, std::uint64_t s, bool for_all) {
     peer_view& p = peers_[static_cast<std::size_t>(r)];
-    if (p.seen == 0) [[unlikely]]
-      first_contact(r, s);
-    this->compare(r, s, p.lines[s & 1].fingerprint);
-    p.seen = s;
-  }
-
-  /// Sees every peer at the step before this one: what a rooted collective left undone.
-  void catch_up() {
-    const std::uint64_t s = step_ - 1;
-    for (int r = 0; r < size_; ++r) {
-      if (r == rank_ || peers_[static_cast<std::size_t>(r)].seen >= s) continue;
-      if (!arrived(r, s)) wait_slow(r, s, /*for_all=*/true);
-      check(r, s);
+    while (p.seen < s) {
+      if (!arrived(r, p.seen + 1)) wait_slow(r, p.seen + 1, for_all);
+      check(r, p);
     }
-    all_seen_ = s;
   }
 
-  void first_contact(int r, std::uint64_t s) {
+  /// Compares the next call of rank `r`, whose step has arrived, with the own one.
+  void check(int r, peer_view& p) {
+    if (p.seen == 0) [[unlikely]]
+      first_contact(r, 1);
+    this->compare(r, p.seen + 1, p.lines[(p.seen + 1) % detail::flag_lines].fingerprint);
+    ++p.seen;
+  }
+
+  /// Sees every peer at step `least`, of the steps before this one: what rooted collectives left
+  /// undone. Then at what has come beyond, and half of the lead at least, so as to do this rarely.
+  [[gnu::noinline]] void catch_up(std::uint64_t least) {
+    if (step_ > lead / 2) least = (std::max)(least, step_ - lead / 2);
+    std::uint64_t all = step_ - 1;
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_) continue;
+      peer_view& p = peers_[static_cast<std::size_t>(r)];
+      see(r, least, /*for_all=*/true);
+      while (p.seen < step_ - 1 && arrived(r, p.seen + 1)) check(r, p);
+      all = (std::min)(all, p.seen);
+    }
+    all_seen_ = all;
+  }
+
+  /// Finds the place for `bytes` bytes in the half of this step; returns the step at which every
+  /// peer must have been seen before it is written.
+  ///
+  /// What is small lies in a slot: as many as there are lines, used in the same turn, half of them
+  /// in each half of the workspace. Where the steps before had slots of another size, all must have
+  /// read the last of them.
+  std::uint64_t lay_out(std::size_t bytes) {
+    const std::size_t slot = bytes <= max_slot_bytes_ ? (std::max)(least_slot, std::bit_ceil(bytes))
+                                                      : half_bytes_;
+    if (slot != slot_bytes_) {
+      slot_bytes_ = slot;
+      settled_ = used_ + 1;
+    }
+    used_ = step_;
+    used_offset_ = (step_ & 1) * half_bytes_;
+    if (slot == half_bytes_) return step_ - 1;
+    used_offset_ += step_ / 2 % lead * slot;
+    return (std::min)(settled_, step_ - 1);
+  }
+
+  [[gnu::cold]] void first_contact(int r, std::uint64_t s) {
     std::byte* segment = transport_.segment(r);
     this->compare_tuning(r, s, detail::header_of(segment).tuning_hash);
     detail::cpu_mask theirs;
@@ -399,7 +436,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   // --- waiting
   // ------------------------------------------------------------------------------------
 
-  void wait_slow(int r, std::uint64_t s, bool for_all) {
+  [[gnu::noinline]] void wait_slow(int r, std::uint64_t s, bool for_all) {
     if (may_spin_) {
       for (int i = 0; i < 256; ++i) {
         if (arrived(r, s)) return;
@@ -435,7 +472,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   }
 
   void sleep_until_arrived(int r, std::uint64_t s, bool for_all) {
-    std::uint64_t& word = peers_[static_cast<std::size_t>(r)].lines[s & 1].word;
+    std::uint64_t& word = peers_[static_cast<std::size_t>(r)].lines[s % detail::flag_lines].word;
     std::uint32_t& sleepers = detail::sleepers_of(transport_.segment(r)).count;
     clock::time_point looked = clock::now();
     // A call that moves on other things, too, may be nudged to look for new ones.
@@ -506,11 +543,25 @@ class context<Transport> : public detail::context_base<context<Transport>> {
                    (state == peer_state::left ? " left (it destroyed its communicator)" : " died"));
   }
 
-  /// Fails unless all that were waited for have arrived in the last moment.
+  /// The first step up to `s` that some rank has not published. Who is furthest behind waits for
+  /// nobody, and the others wait for it.
+  std::uint64_t first_missing(std::uint64_t s) const {
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_) continue;
+      std::uint64_t next = peers_[static_cast<std::size_t>(r)].seen + 1;
+      while (next < s && arrived(r, next)) ++next;
+      s = (std::min)(s, next);
+    }
+    return s;
+  }
+
+  /// Fails unless all that were waited for have arrived in the last moment. Names those whom the
+  /// wait is for in the end.
   void timed_out(int r, std::uint64_t s, bool for_all) {
-    const std::vector<int> ranks = missing(r, s, for_all);
+    const std::uint64_t first = first_missing(s);
+    const std::vector<int> ranks = missing(r, first, for_all || first < s);
     if (ranks.empty()) return;
-    this->fail(detail::failure::timeout, this->where(s) + this->ranks_text(ranks) +
+    this->fail(detail::failure::timeout, this->where(first) + this->ranks_text(ranks) +
                                              " did not arrive within " +
                                              detail::duration_text(waiting_.timeout));
   }
@@ -522,13 +573,13 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     return detail::abort_of(transport_.segment(0));
   }
 
-  /// Marks both lines of every rank and wakes whoever sleeps on them.
+  /// Marks all lines of every rank and wakes whoever sleeps on them.
   void spread() noexcept {
     for (int r = 0; r < size_; ++r) mark(r);
   }
 
   void mark(int r) noexcept {
-    for (int i = 0; i < 2; ++i) {
+    for (std::size_t i = 0; i < detail::flag_lines; ++i) {
       std::uint64_t& word = peers_[static_cast<std::size_t>(r)].lines[i].word;
       // seq_cst: a sleeper has either read the mark, or sleeps on a word that has changed.
       std::atomic_ref(word).fetch_or(1, std::memory_order_seq_cst);
@@ -538,17 +589,25 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   }
 
   void wake(int r) noexcept {
-    for (int i = 0; i < 2; ++i) {
+    for (std::size_t i = 0; i < detail::flag_lines; ++i) {
       detail::futex_wake(detail::low_half(&peers_[static_cast<std::size_t>(r)].lines[i].word),
                          Transport::crosses_processes);
     }
   }
 
+  static constexpr std::uint64_t lead = detail::max_lead;
+  static constexpr std::size_t least_slot = 2 * detail::cache_line;
+  static constexpr std::size_t most_slot = std::size_t{8} << 10;
   static constexpr int yields = 1;
   static constexpr std::chrono::milliseconds long_nap{5};
 
   Transport transport_;
   std::size_t half_bytes_ = 0;
+  std::size_t max_slot_bytes_ = 0;
+  std::size_t slot_bytes_ = 0;     // of the last step that used the half; half_bytes_: all of it
+  std::size_t used_offset_ = 0;    // where in the workspace
+  std::uint64_t used_ = 0;         // that step
+  std::uint64_t settled_ = 0;      // the step at which what lies under the slots has been read
   bool may_spin_ = false;
   detail::flag_line* lines_ = nullptr;
   std::uint32_t* sleepers_ = nullptr;

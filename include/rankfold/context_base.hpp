@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every context is, however its ranks reach each other: one call at a time, the fingerprints
-// of the last two steps, the deadline, the record of the first failure, and how a call fails.
+// of the last steps, the deadline, the record of the first failure, and how a call fails.
 #pragma once
 
 #include <algorithm>
@@ -186,15 +186,17 @@ class context_base {
   struct busy_guard {
     explicit busy_guard(context_base& c) : self(c) {
       // acquire pairs with the release below: the next thread sees this call's state.
-      if (self.busy_.exchange(true, std::memory_order_acquire)) {
-        throw std::logic_error(
-            "rankfold: two threads call one communicator at the same time; use one communicator a "
-            "thread, or a lock");
-      }
+      if (self.busy_.exchange(true, std::memory_order_acquire)) [[unlikely]]
+        refuse();
     }
     ~busy_guard() { self.busy_.store(false, std::memory_order_release); }
     busy_guard(const busy_guard&) = delete;
     busy_guard& operator=(const busy_guard&) = delete;
+    [[noreturn, gnu::cold]] static void refuse() {
+      throw std::logic_error(
+          "rankfold: two threads call one communicator at the same time; use one communicator a "
+          "thread, or a lock");
+    }
     context_base& self;
   };
 
@@ -208,31 +210,35 @@ class context_base {
   }
 
   void check_usable() const {
-    if (failed_) [[unlikely]]
-      throw aborted_error("communicator was given up; first error: " + cause_);
-    if (generation_ != fork_generation()) [[unlikely]] {
-      throw error(
-          "rankfold: this communicator was made before fork(); make a new one in the child");
-    }
+    if (failed_ || generation_ != fork_generation()) [[unlikely]]
+      refuse();
+  }
+
+  [[noreturn, gnu::cold]] void refuse() const {
+    if (failed_) throw aborted_error("communicator was given up; first error: " + cause_);
+    throw error("rankfold: this communicator was made before fork(); make a new one in the child");
   }
 
   /// Begins step_ + 1 of the call.
   void count_step() {
     ++step_;
-    made_[step_ & 1] = {print_, calls_};
+    made_[step_ % flag_lines] = {print_, calls_};
   }
 
   /// Compares the call that rank `r` published in step `s` with the own one.
   void compare(int r, std::uint64_t s, const std::uint64_t (&theirs)[2]) {
-    const fingerprint& own = made_[s & 1].print;
-    if (theirs[0] != own.words[0] || theirs[1] != own.words[1]) [[unlikely]] {
-      fail(failure::mismatch, where(s) + "ranks make different calls: " + rank_text(rank_) +
-                                  " asked for " + own.describe() + ", " + rank_text(r) + " for " +
-                                  fingerprint{{theirs[0], theirs[1]}}.describe());
-    }
+    const fingerprint& own = made_[s % flag_lines].print;
+    if (theirs[0] != own.words[0] || theirs[1] != own.words[1]) [[unlikely]]
+      fail_compare(r, s, {{theirs[0], theirs[1]}});
   }
 
-  void compare_tuning(int r, std::uint64_t s, std::uint64_t theirs) {
+  [[noreturn, gnu::cold]] void fail_compare(int r, std::uint64_t s, const fingerprint& theirs) {
+    fail(failure::mismatch, where(s) + "ranks make different calls: " + rank_text(rank_) +
+                                " asked for " + made_[s % flag_lines].print.describe() + ", " +
+                                rank_text(r) + " for " + theirs.describe());
+  }
+
+  [[gnu::cold]] void compare_tuning(int r, std::uint64_t s, std::uint64_t theirs) {
     if (theirs == tuning_.hash()) return;
     fail(failure::mismatch, where(s) + rank_text(r) + " has another tuning than " +
                                 rank_text(rank_) +
@@ -249,7 +255,7 @@ class context_base {
 
   /// "all_reduce (call 7) on rank 1 of 4 over shm: ", of the call that step `s` belongs to.
   std::string where(std::uint64_t s) const {
-    const made_call& call = made_[s & 1];
+    const made_call& call = made_[s % flag_lines];
     return where(std::string(name_of(call.print.what())) + " (call " + std::to_string(call.number) +
                  ")");
   }
@@ -323,13 +329,13 @@ class context_base {
 
   /// Throws what the abort record says. Tells all ranks before: an own publish may have overwritten
   /// a mark, and the rank that failed first may not have come to all of them.
-  [[noreturn]] void found_record() {
+  [[noreturn, gnu::cold]] void found_record() {
     derived().spread();
     const auto [kind, text] = recorded_cause();
     throw_first(kind, text);
   }
 
-  [[noreturn]] void fail(failure kind, const std::string& text) {
+  [[noreturn, gnu::cold]] void fail(failure kind, const std::string& text) {
     if (!record(kind, text)) found_record();
     derived().spread();
     throw_first(kind, text);
@@ -343,7 +349,7 @@ class context_base {
 
   /// Handles whatever a call threw (a user's operator, the interrupt callback, the allocator, or
   /// one of the above); rethrows it.
-  [[noreturn]] void give_up() {
+  [[noreturn, gnu::cold]] void give_up() {
     if (!failed_) {
       failed_ = true;
       std::string_view text =
@@ -396,7 +402,7 @@ class context_base {
   std::uint64_t all_seen_ = 0;  // the highest step at which every peer has been seen
   std::uint64_t calls_ = 0;
   fingerprint print_;
-  made_call made_[2];  // the calls of the last two steps, for what is checked late
+  made_call made_[flag_lines];  // the calls of the last steps, for what is checked late
   clock::time_point deadline_{};
   std::string cause_;
   std::vector<const void*> inputs_;

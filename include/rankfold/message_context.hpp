@@ -117,8 +117,9 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   // --- for algorithms
   // -----------------------------------------------------------------------------
 
-  /// Begins the next step: after it, this rank's half and line of the step may be written.
-  void next_step() {
+  /// Begins the next step: after it, this rank's half and line of the step may be written. How much
+  /// of the half is used makes no difference here.
+  void next_step(std::size_t /*bytes*/ = 0) {
     this->count_step();
     if (this->recorded()) [[unlikely]]
       this->found_record();

@@ -70,6 +70,18 @@ TEST_CASE("there must be a count a rank", "[blocks]") {
       "gather: counts has 2 counts; expected one for each of the 3 ranks");
 }
 
+TEST_CASE("a rank's own block is found without a table of all", "[blocks]") {
+  constexpr std::size_t large = (std::size_t{1} << 32) + 3;
+  const std::vector<std::size_t> counts{3, 0, large, 5};
+  const detail::block_place last = detail::place_of("gather", "counts", counts, 3, 4, 8);
+  CHECK(last.begin == large + 3);
+  CHECK(last.count == 5);
+  CHECK(last.total == large + 8);
+  const detail::block_place first = detail::place_of("gather", "counts", counts, 0, 4, 8);
+  CHECK(first.begin == 0);
+  CHECK(first.count == 3);
+}
+
 TEST_CASE("the hash tells lists of counts apart, also by their order", "[blocks]") {
   std::set<std::uint64_t> hashes;
   std::size_t lists = 0;

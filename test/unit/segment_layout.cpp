@@ -29,7 +29,9 @@ TEST_CASE("the layout of a segment is fixed, to the byte", "[segment_layout]") {
   STATIC_REQUIRE(offsetof(packet_line, payload) == 24);
   STATIC_REQUIRE(sizeof(packet_ack) == 64);
   STATIC_REQUIRE(packet_slots == 4);
-  STATIC_REQUIRE(layout_version == 2);
+  STATIC_REQUIRE(layout_version == 3);
+  STATIC_REQUIRE(flag_lines == 32);
+  STATIC_REQUIRE(max_lead == 16);
   STATIC_REQUIRE(flags_offset == 4096);
   STATIC_REQUIRE(sizeof(flag_line) == 128);
   STATIC_REQUIRE(offsetof(flag_line, fingerprint) == 8);

@@ -96,3 +96,13 @@ TEST_CASE("every peer has a slot of its own, one fewer than ranks", "[staging]")
   }
   CHECK(detail::peer_slots{1}.number() == 1);
 }
+
+TEST_CASE("a slot takes whole lines, its share at most, and no more than a block has",
+          "[staging]") {
+  const detail::peer_slots slots{4};
+  CHECK(slots.bytes_for(1000, 1024) == 320);
+  CHECK(slots.bytes_for(100, 1024) == 128);
+  CHECK(slots.bytes_for(0, 1024) == 64);
+  CHECK(slots.bytes_for(1000, 60) == 20);
+  CHECK(slots.bytes_for(1000, 2) == 1);
+}

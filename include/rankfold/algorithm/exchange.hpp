@@ -34,14 +34,11 @@ void exchange_all_to_all(Context& ctx, const void* in, void* out, std::size_t by
   const auto ranks = static_cast<std::size_t>(ctx.size());
   const auto rank = static_cast<std::size_t>(ctx.rank());
   const detail::peer_slots slots{ranks};
-  // One byte at least: a half has more of them than there can be ranks.
-  const std::size_t limit =
-      (std::max)(std::size_t{1},
-                 detail::elements_in(detail::exchange_bytes(ctx) / slots.number(), 1));
+  const std::size_t limit = slots.bytes_for(bytes, detail::exchange_bytes(ctx));
   const std::byte* const source = static_cast<const std::byte*>(in);
   std::byte* const target = static_cast<std::byte*>(out);
   detail::for_chunks(bytes, limit, [&](std::size_t begin, std::size_t now) {
-    ctx.next_step();
+    ctx.next_step(slots.number() * limit);
     for (std::size_t i = 1; i < ranks; ++i) {
       const std::size_t r = rank + i < ranks ? rank + i : rank + i - ranks;
       const std::size_t offset = slots.index(rank, r) * limit;
@@ -194,20 +191,18 @@ void exchange_all_to_all_uneven(Context& ctx, const void* in, const detail::unev
 /// read.
 ///
 /// Cost: ⌈(P - 1) · bytes / chunk⌉ steps; the root writes (P - 1) · `bytes`, every other rank reads
-/// `bytes`; the root runs at most one step ahead.
+/// `bytes`; the root runs ahead as far as next_step lets it.
 template <class Context>
 void exchange_scatter(Context& ctx, const void* in, void* out, std::size_t bytes, int root) {
   const auto ranks = static_cast<std::size_t>(ctx.size());
   const auto rank = static_cast<std::size_t>(ctx.rank());
   const detail::peer_slots slots{ranks};
   const std::size_t limit =
-      (std::max)(std::size_t{1},
-                 detail::elements_in(
-                     detail::rooted_bytes(ctx, bytes * (ranks - 1)) / slots.number(), 1));
+      slots.bytes_for(bytes, detail::rooted_bytes(ctx, bytes * slots.number()));
   const std::byte* const source = static_cast<const std::byte*>(in);
   std::byte* const target = static_cast<std::byte*>(out);
   detail::for_chunks(bytes, limit, [&](std::size_t begin, std::size_t now) {
-    ctx.next_step();
+    ctx.next_step(slots.number() * limit);
     if (ctx.rank() != root) {
       ctx.publish();
       ctx.wait(root);

@@ -16,7 +16,7 @@ namespace algorithms {
 /// ranks' payloads, at `in` for the own one.
 template <class Context>
 const void* const* inline_line_exchange(Context& ctx, const void* in, std::size_t bytes) {
-  ctx.next_step();
+  ctx.next_step(0);
   ctx.publish(in, bytes);
   ctx.wait_all();
   const void** const inputs = ctx.inputs();
@@ -59,7 +59,7 @@ void inline_line_all_gather(Context& ctx, const void* in, void* out, std::size_t
 /// Cost: 1 step; the root's line read by each rank; the root does not wait.
 template <class Context>
 void inline_line_broadcast(Context& ctx, void* data, std::size_t bytes, int root) {
-  ctx.next_step();
+  ctx.next_step(0);
   if (ctx.rank() == root) {
     ctx.publish(data, bytes);
   } else {
@@ -74,7 +74,7 @@ template <class Context>
 void inline_line_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
                         std::size_t count, int root) {
   if (ctx.rank() == root) return inline_line_all_reduce(ctx, reducer, in, out, count);
-  ctx.next_step();
+  ctx.next_step(0);
   ctx.publish(in, count * reducer.element_size);
 }
 
@@ -82,7 +82,7 @@ void inline_line_reduce(Context& ctx, const kernel::reducer& reducer, const void
 template <class Context>
 void inline_line_gather(Context& ctx, const void* in, void* out, std::size_t bytes, int root) {
   if (ctx.rank() == root) return inline_line_all_gather(ctx, in, out, bytes);
-  ctx.next_step();
+  ctx.next_step(0);
   ctx.publish(in, bytes);
 }
 
@@ -90,7 +90,7 @@ void inline_line_gather(Context& ctx, const void* in, void* out, std::size_t byt
 template <class Context>
 void inline_line_scatter(Context& ctx, const void* in, void* out, std::size_t bytes, int root) {
   const auto rank = static_cast<std::size_t>(ctx.rank());
-  ctx.next_step();
+  ctx.next_step(0);
   if (ctx.rank() == root) {
     ctx.publish(in, bytes * static_cast<std::size_t>(ctx.size()));
     const std::byte* const own = static_cast<const std::byte*>(in) + rank * bytes;

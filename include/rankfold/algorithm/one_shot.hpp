@@ -26,7 +26,7 @@ void one_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const voi
       (std::max)(std::size_t{1}, detail::elements_in(detail::staging_bytes(ctx), size));
   detail::for_chunks(count, limit, [&](std::size_t begin, std::size_t now) {
     const std::byte* const own = static_cast<const std::byte*>(in) + begin * size;
-    ctx.next_step();
+    ctx.next_step(now * size);
     kernel::copy(ctx.half(ctx.rank()), own, now * size);
     ctx.give_all(0, now * size);
     ctx.publish();
@@ -47,14 +47,16 @@ void one_shot_reduce_scatter(Context& ctx, const kernel::reducer& reducer, const
   const auto ranks = static_cast<std::size_t>(ctx.size());
   const auto rank = static_cast<std::size_t>(ctx.rank());
   const detail::peer_slots slots{ranks};
-  const std::size_t limit =
-      (std::max)(std::size_t{1},
-                 detail::elements_in(detail::exchange_bytes(ctx) / slots.number(), size));
+  const std::size_t most = detail::elements_in(detail::exchange_bytes(ctx) / slots.number(), size);
+  const std::size_t line = detail::elements_per_line(size);
+  // No more than a block has, so that small ones lie side by side; one element at least.
+  const std::size_t limit = (std::min)((std::max)(std::size_t{1}, most),
+                                       (std::max)(line, detail::round_up(blocks.largest(), line)));
   const auto part = [&](std::size_t r, std::size_t begin) {
     return static_cast<const std::byte*>(in) + (blocks.begin(r) + begin) * size;
   };
   detail::for_chunks(blocks.largest(), limit, [&](std::size_t begin, std::size_t) {
-    ctx.next_step();
+    ctx.next_step(slots.number() * limit * size);
     for (std::size_t r = 0; r < ranks; ++r) {
       const std::size_t now = detail::part_of(blocks.size(r), begin, limit);
       if (r == rank || now == 0) continue;

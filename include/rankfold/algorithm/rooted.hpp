@@ -5,8 +5,8 @@
 // The rule of context.hpp holds all the same. A rank publishes a step when it has read what it
 // needs of the one before: a reader has just copied or folded it, and whoever reads nothing has
 // nothing to read. And next_step waits for all whom the last step has not waited for, before the
-// line and the half of the step before that are written over. So who does not wait is at most one
-// step ahead of the slowest.
+// line and the half of the step before that are written over. So who does not wait runs ahead
+// only as far as next_step lets it.
 #pragma once
 
 #include <algorithm>
@@ -25,13 +25,13 @@ RANKFOLD_BEGIN_NAMESPACE
 namespace algorithms {
 
 /// Cost: ⌈bytes / chunk⌉ steps; the root writes `bytes`, every other rank reads them; the root runs
-/// at most one step ahead.
+/// ahead as far as next_step lets it.
 template <class Context>
 void rooted_broadcast(Context& ctx, void* data, std::size_t bytes, int root) {
   detail::for_chunks(bytes, detail::rooted_bytes(ctx, bytes),
                      [&](std::size_t begin, std::size_t now) {
                        std::byte* const own = static_cast<std::byte*>(data) + begin;
-                       ctx.next_step();
+                       ctx.next_step(now);
                        if (ctx.rank() == root) {
                          kernel::copy(ctx.half(root), own, now);
                          ctx.give_all(0, now);
@@ -45,7 +45,7 @@ void rooted_broadcast(Context& ctx, void* data, std::size_t bytes, int root) {
 }
 
 /// The root alone folds. Cost: ⌈bytes / chunk⌉ steps; every other rank writes `bytes`, the root
-/// reads (P - 1) · `bytes`; the others run at most one step ahead.
+/// reads (P - 1) · `bytes`; the others run ahead.
 template <class Context>
 void rooted_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
                    std::size_t count, int root) {
@@ -55,7 +55,7 @@ void rooted_reduce(Context& ctx, const kernel::reducer& reducer, const void* in,
                  detail::elements_in(detail::rooted_bytes(ctx, count * size), size));
   detail::for_chunks(count, limit, [&](std::size_t begin, std::size_t now) {
     const std::byte* const own = static_cast<const std::byte*>(in) + begin * size;
-    ctx.next_step();
+    ctx.next_step(now * size);
     if (ctx.rank() != root) {
       kernel::copy(ctx.half(ctx.rank()), own, now * size);
       ctx.give(root, 0, now * size);
@@ -72,14 +72,13 @@ void rooted_reduce(Context& ctx, const kernel::reducer& reducer, const void* in,
 }
 
 /// `bytes` at `in` of every rank go to the root's `out`, in rank order. Cost: ⌈bytes / chunk⌉
-/// steps; every other rank writes `bytes`, the root reads (P - 1) · `bytes`; the others run at most
-/// one step ahead.
+/// steps; every other rank writes `bytes`, the root reads (P - 1) · `bytes`; the others run ahead.
 template <class Context>
 void rooted_gather(Context& ctx, const void* in, void* out, std::size_t bytes, int root) {
   detail::for_chunks(
       bytes, detail::rooted_bytes(ctx, bytes), [&](std::size_t begin, std::size_t now) {
         const std::byte* const own = static_cast<const std::byte*>(in) + begin;
-        ctx.next_step();
+        ctx.next_step(now);
         if (ctx.rank() != root) {
           kernel::copy(ctx.half(ctx.rank()), own, now);
           ctx.give(root, 0, now);

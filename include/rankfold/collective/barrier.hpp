@@ -15,7 +15,7 @@ void barrier(Context& ctx, const call_options& options) {
   ctx.run(
       fingerprint::of(collective::barrier, 0, dtype::user, 0, algorithm::automatic, 0, options.tag),
       [&] {
-        ctx.next_step();
+        ctx.next_step(0);
         ctx.publish();
         ctx.wait_all();
       });

@@ -6,9 +6,7 @@
 //     128    abort_record: rank 0's is the one of the host                    (first failing rank)
 //     1152   which CPUs the owner may use                                     (the owner)
 //     4032   bell: what the owner sleeps on while it sends and receives       (all)
-//     4096   flag lines: max_lanes × 2 lines, 128 bytes apart                 (the owner; marked by
-//     a
-//                                                                              rank that aborts)
+//     4096   flag lines: max_lanes × 32, 128 bytes apart    (the owner; marked by a rank that aborts)
 //     20480  workspace: two halves, used in turn, step by step                (the owner)
 //     then   for each rank: lines of packets to it, and what is acknowledged of its own
 //                                                                             (the owner)
@@ -37,10 +35,14 @@ static_assert(std::atomic_ref<std::uint64_t>::is_always_lock_free &&
 
 inline constexpr std::size_t cache_line = 64;
 inline constexpr std::size_t page = 4096;
-inline constexpr std::size_t max_lanes = 64;
+inline constexpr std::size_t max_lanes = 4;
+/// The flag lines of a rank, used in turn, step by step.
+inline constexpr std::size_t flag_lines = 32;
+/// How many steps a rank may be ahead of another; docs/memory-model.md says why not more.
+inline constexpr std::size_t max_lead = flag_lines / 2;
 inline constexpr std::size_t inline_capacity = 40;
 inline constexpr std::uint64_t segment_magic = 0x31646C6F666B6E72;  // "rnkfold1" in memory
-inline constexpr std::uint32_t layout_version = 2;
+inline constexpr std::uint32_t layout_version = 3;
 
 struct segment_header {
   std::uint64_t magic;
@@ -69,7 +71,7 @@ struct abort_record {
 };
 static_assert(std::is_standard_layout_v<abort_record> && sizeof(abort_record) == 1024);
 
-/// One of a rank's two flags. `word` is step·2 + mark, atomic; its low 32 bits are the futex.
+/// One of a rank's flags. `word` is step·2 + mark, atomic; its low 32 bits are the futex.
 struct flag_line {
   std::uint64_t word;
   std::uint64_t fingerprint[2];
@@ -113,7 +115,7 @@ inline constexpr std::size_t abort_offset = 128;
 inline constexpr std::size_t cpus_offset = abort_offset + sizeof(abort_record);
 inline constexpr std::size_t bell_offset = page - cache_line;
 inline constexpr std::size_t flags_offset = page;
-inline constexpr std::size_t workspace_offset = flags_offset + max_lanes * 2 * sizeof(flag_line);
+inline constexpr std::size_t workspace_offset = flags_offset + max_lanes * flag_lines * sizeof(flag_line);
 static_assert(cpus_offset + sizeof(cpu_mask) <= bell_offset && workspace_offset % page == 0);
 
 /// Where the parts of a segment of `bytes` bytes lie, in a world of `size` ranks.

@@ -67,6 +67,13 @@ struct peer_slots {
 
   /// How many there are; 1 for a rank that is alone, so that one can divide by it.
   constexpr std::size_t number() const { return ranks > 1 ? ranks - 1 : 1; }
+  /// How many bytes of a block of `bytes` go into a slot, of `staging` for all: whole cache lines
+  /// where they can, and no more than the block has, so that small ones lie side by side. At least
+  /// one: a half has more of them than there can be ranks.
+  constexpr std::size_t bytes_for(std::size_t bytes, std::size_t staging) const {
+    const std::size_t most = (std::max)(std::size_t{1}, elements_in(staging / number(), 1));
+    return (std::min)(most, (std::max)(cache_line, round_up(bytes, cache_line)));
+  }
   /// Which one of `owner` is for `reader`.
   static constexpr std::size_t index(std::size_t owner, std::size_t reader) {
     return reader < owner ? reader : reader - 1;

@@ -369,7 +369,7 @@ class mpi_large_type {
   mpi_large_type(std::size_t bytes, std::size_t block) {
     const std::size_t blocks = bytes / block;
     const std::size_t rest = bytes % block;
-    RANKFOLD_ASSERT(1, blocks <= std::numeric_limits<int>::max(), "too large for MPI");
+    RANKFOLD_ASSERT(1, blocks <= (std::numeric_limits<int>::max)(), "too large for MPI");
     const int lengths[2] = {static_cast<int>(blocks), static_cast<int>(rest)};
     const MPI_Aint places[2] = {0, static_cast<MPI_Aint>(blocks * block)};
     MPI_Datatype parts[2] = {MPI_DATATYPE_NULL, MPI_BYTE};
@@ -690,7 +690,7 @@ class mpi_transport {
   static constexpr int tags = channels + 1;  // the last one for notices
   static constexpr int nobody = -1;
   static constexpr std::size_t key_bytes = sizeof(std::uint64_t);
-  static constexpr std::size_t most_bytes = std::numeric_limits<int>::max();
+  static constexpr std::size_t most_bytes = (std::numeric_limits<int>::max)();
   static constexpr std::size_t block_bytes = std::size_t{1} << 30;
   static constexpr std::chrono::microseconds between_looks{20};
 

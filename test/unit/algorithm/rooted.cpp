@@ -115,15 +115,15 @@ TEST_CASE("an uneven gather takes as many steps as the largest block of a peer n
   }
 }
 
-TEST_CASE("who sends to a root runs at most one step ahead of it", "[algorithm][rooted]") {
+TEST_CASE("who sends to a root runs ahead of it, but not without bound", "[algorithm][rooted]") {
   std::atomic<std::uint64_t> done_by_root{0};
   std::atomic<std::uint64_t> most_ahead{0};
   run_contexts(2, {.tune = {.chunk_bytes = 64}}, [&](test_context& ctx) {
     std::vector<std::byte> in(64);
     std::vector<std::byte> out(128);
-    for (std::uint64_t call = 1; call <= 50; ++call) {
-      if (ctx.rank() == 0 && call % 10 == 0) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (std::uint64_t call = 1; call <= 200; ++call) {
+      if (ctx.rank() == 0 && call % 100 == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
       }
       ctx.run(test_call(64), [&] { algorithms::rooted_gather(ctx, in.data(), out.data(), 64, 0); });
       if (ctx.rank() == 0) {
@@ -134,7 +134,7 @@ TEST_CASE("who sends to a root runs at most one step ahead of it", "[algorithm][
       }
     }
   });
-  // One whole step more than the call that the root is in.
-  CHECK(most_ahead <= 2);
+  // The lead of the context, and the call that the root is in.
+  CHECK(most_ahead <= 33);
   CHECK(most_ahead >= 1);
 }
