@@ -142,9 +142,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   }
 
   /// Waits until `peer` has published this step, and checks that it made the same call.
-  void wait(int peer) {
-    see(peer, step_, /*for_all=*/false);
-  }
+  void wait(int peer) { see(peer, step_, /*for_all=*/false); }
 
   /// Waits for every rank.
   void wait_all() {
@@ -190,52 +188,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   // -----------------------------------------------------------------------------
 
   using transfer = detail::pair_transfer;
-
-  transfer begin_send(int peer, const fingerprint& print, const void* data, std::size_t bytes) {
-    // Not written to where it is sent.
-    return begin(transfer::direction::send, peer, print, const_cast<void*>(data), bytes);
-  }
-
-  transfer begin_receive(int peer, const fingerprint& print, void* data, std::size_t bytes) {
-    return begin(transfer::direction::receive, peer, print, data, bytes);
-  }
-
-  bool advance(transfer& t) {
-    if (t.complete) return true;
-    const detail::pair_progress how = pairs_.advance(t);
-    if (how == detail::pair_progress::mismatch) [[unlikely]] {
-      const auto [first, second] = pairs_.next_fingerprint(t.peer);
-      this->fail(detail::failure::mismatch,
-                 where_of(t) + "ranks make different calls: " + this->rank_text(rank_) +
-                     " asked for " + fingerprint{{t.fingerprint[0], t.fingerprint[1]}}.describe() +
-                     ", " + this->rank_text(t.peer) + " for " +
-                     fingerprint{{first, second}}.describe());
-    }
-    return t.complete = how == detail::pair_progress::complete;
-  }
-
-  typename base::clock::time_point check(transfer& t, typename base::clock::time_point now) {
-    if (!t.has_deadline) {
-      t.has_deadline = true;
-      t.deadline = now + waiting_.timeout;
-    }
-    if (t.peer != rank_) {
-      const peer_state state = transport_.state(t.peer);
-      if (state != peer_state::alive) {
-        // What it sent and took before it went counts, and what is before this one in the order.
-        if (waiting_.progress) waiting_.progress();
-        if (!advance(t)) check_state(t.peer, state, where_of(t));
-      }
-    }
-    if (now >= t.deadline && !advance(t)) {
-      this->fail(detail::failure::timeout,
-                 where_of(t) + this->rank_text(t.peer) +
-                     (t.way == transfer::direction::send ? " did not receive it within "
-                                                         : " did not send it within ") +
-                     detail::duration_text(waiting_.timeout));
-    }
-    return t.deadline;
-  }
+  using base::check;
 
   template <class Done, class Look>
   void wait_transfers(Done&& done, Look&& look) {
@@ -290,8 +243,6 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     }
   }
 
-  bool has_own_message() const noexcept { return pairs_.has_own_message(); }
-
  private:
   using clock = std::chrono::steady_clock;
   using base::all_seen_;
@@ -319,7 +270,9 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   }
 
   std::uint64_t word_of(int peer, std::uint64_t s, std::memory_order order) const noexcept {
-    return std::atomic_ref(peers_[static_cast<std::size_t>(peer)].lines[s % detail::flag_lines].word).load(order);
+    return std::atomic_ref(
+               peers_[static_cast<std::size_t>(peer)].lines[s % detail::flag_lines].word)
+        .load(order);
   }
 
   /// Waits until `r` has published step `s`, and compares its calls up to there with the own ones.
@@ -361,8 +314,8 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   /// in each half of the workspace. Where the steps before had slots of another size, all must have
   /// read the last of them.
   std::uint64_t lay_out(std::size_t bytes) {
-    const std::size_t slot = bytes <= max_slot_bytes_ ? (std::max)(least_slot, std::bit_ceil(bytes))
-                                                      : half_bytes_;
+    const std::size_t slot =
+        bytes <= max_slot_bytes_ ? (std::max)(least_slot, std::bit_ceil(bytes)) : half_bytes_;
     if (slot != slot_bytes_) {
       slot_bytes_ = slot;
       settled_ = used_ + 1;
@@ -392,28 +345,6 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     std::vector<std::byte*> all;
     for (int r = 0; r < size_; ++r) all.push_back(transport_.segment(r));
     return all;
-  }
-
-  transfer begin(typename transfer::direction way, int peer, const fingerprint& print, void* data,
-                 std::size_t bytes) {
-    this->check_usable();
-    if (this->recorded()) [[unlikely]]
-      this->found_record();
-    transfer t;
-    t.way = way;
-    t.peer = peer;
-    t.fingerprint[0] = print.words[0];
-    t.fingerprint[1] = print.words[1];
-    t.data = static_cast<std::byte*>(data);
-    t.bytes = bytes;
-    t.place = pairs_.next_place(t);
-    return t;
-  }
-
-  /// "send to rank 2 (message 7) on rank 1 of 4 over shm: "; both ends count alike.
-  std::string where_of(const transfer& t) const {
-    return this->where((t.way == transfer::direction::send ? "send to " : "recv from ") +
-                       this->rank_text(t.peer) + " (message " + std::to_string(t.place + 1) + ")");
   }
 
   /// Whether packets alone have shown that every rank has a CPU of its own: before all ranks have
@@ -604,10 +535,10 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   Transport transport_;
   std::size_t half_bytes_ = 0;
   std::size_t max_slot_bytes_ = 0;
-  std::size_t slot_bytes_ = 0;     // of the last step that used the half; half_bytes_: all of it
-  std::size_t used_offset_ = 0;    // where in the workspace
-  std::uint64_t used_ = 0;         // that step
-  std::uint64_t settled_ = 0;      // the step at which what lies under the slots has been read
+  std::size_t slot_bytes_ = 0;   // of the last step that used the half; half_bytes_: all of it
+  std::size_t used_offset_ = 0;  // where in the workspace
+  std::uint64_t used_ = 0;       // that step
+  std::uint64_t settled_ = 0;    // the step at which what lies under the slots has been read
   bool may_spin_ = false;
   detail::flag_line* lines_ = nullptr;
   std::uint32_t* sleepers_ = nullptr;

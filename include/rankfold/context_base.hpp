@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -20,10 +21,12 @@
 
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/fork_generation.hpp"
+#include "rankfold/detail/pair_channels.hpp"
 #include "rankfold/detail/segment_layout.hpp"
 #include "rankfold/detail/text.hpp"
 #include "rankfold/error.hpp"
 #include "rankfold/fingerprint.hpp"
+#include "rankfold/transport.hpp"
 #include "rankfold/tuning.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
@@ -88,6 +91,8 @@ inline failure failure_of_current_exception() noexcept {
 ///
 ///     abort_record& the_record() const noexcept;   // where the first failure is written
 ///     void spread() noexcept;                      // tells all ranks that there is a record
+///
+/// and what send and recv need, below.
 template <class Derived>
 class context_base {
  public:
@@ -139,6 +144,61 @@ class context_base {
     start_deadline(clock::now());
     return deadline_;
   }
+
+  // --- for send and recv: collective/send_recv.hpp says what a context offers them. `Derived` has
+  // the transfers in `pairs_`, and `check_state(peer, state, where)`, which fails for a peer that
+  // is gone.
+  // -----------------------------------------------------------------------------
+
+  auto begin_send(int peer, const fingerprint& print, const void* data, std::size_t bytes) {
+    // Not written to where it is sent.
+    return begin_transfer(pair_transfer::direction::send, peer, print, const_cast<void*>(data),
+                          bytes);
+  }
+
+  auto begin_receive(int peer, const fingerprint& print, void* data, std::size_t bytes) {
+    return begin_transfer(pair_transfer::direction::receive, peer, print, data, bytes);
+  }
+
+  template <std::derived_from<pair_transfer> Transfer>
+  bool advance(Transfer& t) {
+    if (t.complete) return true;
+    const pair_progress how = derived().pairs_.advance(t);
+    if (how == pair_progress::mismatch) [[unlikely]] {
+      const auto [first, second] = derived().pairs_.next_fingerprint(t.peer);
+      fail(failure::mismatch,
+           where_of(t) + "ranks make different calls: " + rank_text(rank_) + " asked for " +
+               fingerprint{{t.fingerprint[0], t.fingerprint[1]}}.describe() + ", " +
+               rank_text(t.peer) + " for " + fingerprint{{first, second}}.describe());
+    }
+    return t.complete = how == pair_progress::complete;
+  }
+
+  template <std::derived_from<pair_transfer> Transfer>
+  clock::time_point check(Transfer& t, clock::time_point now) {
+    if (!t.has_deadline) {
+      t.has_deadline = true;
+      t.deadline = now + waiting_.timeout;
+    }
+    if (t.peer != rank_) {
+      const peer_state state = derived().transport().state(t.peer);
+      if (state != peer_state::alive) {
+        // What it sent and took before it went counts, and what is before this one in the order.
+        if (waiting_.progress) waiting_.progress();
+        if (!advance(t)) derived().check_state(t.peer, state, where_of(t));
+      }
+    }
+    if (now >= t.deadline && !advance(t)) {
+      fail(failure::timeout,
+           where_of(t) + rank_text(t.peer) +
+               (t.way == pair_transfer::direction::send ? " did not receive it within "
+                                                        : " did not send it within ") +
+               duration_text(waiting_.timeout));
+    }
+    return t.deadline;
+  }
+
+  bool has_own_message() const noexcept { return derived().pairs_.has_own_message(); }
 
   /// How many steps this rank has begun: what an algorithm's cost is counted in.
   std::uint64_t steps() const noexcept { return step_; }
@@ -383,6 +443,28 @@ class context_base {
       return (steps ? where(step_) : where(std::string(name_of(print_.what())))) +
              text_of_current_exception();
     }
+  }
+
+  auto begin_transfer(pair_transfer::direction way, int peer, const fingerprint& print, void* data,
+                      std::size_t bytes) {
+    check_usable();
+    if (recorded()) [[unlikely]]
+      found_record();
+    typename Derived::transfer t;
+    t.way = way;
+    t.peer = peer;
+    t.fingerprint[0] = print.words[0];
+    t.fingerprint[1] = print.words[1];
+    t.data = static_cast<std::byte*>(data);
+    t.bytes = bytes;
+    t.place = derived().pairs_.next_place(t);
+    return t;
+  }
+
+  /// "send to rank 2 (message 7) on rank 1 of 4 over shm: "; both ends count alike.
+  std::string where_of(const pair_transfer& t) const {
+    return where((t.way == pair_transfer::direction::send ? "send to " : "recv from ") +
+                 rank_text(t.peer) + " (message " + std::to_string(t.place + 1) + ")");
   }
 
   static constexpr std::chrono::nanoseconds slice{std::chrono::milliseconds(100)};

@@ -198,9 +198,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   void check_peers() {
     progress();
     for (int r = 0; r < size_; ++r) {
-      if (r == rank_) continue;
-      if (const peer_state state = transport_.state(r); state != peer_state::alive)
-        lost(r, state, this->where(step_));
+      if (r != rank_) check_state(r, transport_.state(r), this->where(step_));
     }
   }
 
@@ -208,49 +206,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   // -----------------------------------------------------------------------------
 
   using transfer = typename detail::message_pairs<Transport>::transfer;
-
-  transfer begin_send(int peer, const fingerprint& print, const void* data, std::size_t bytes) {
-    // Not written to where it is sent.
-    return begin(transfer::direction::send, peer, print, const_cast<void*>(data), bytes);
-  }
-
-  transfer begin_receive(int peer, const fingerprint& print, void* data, std::size_t bytes) {
-    return begin(transfer::direction::receive, peer, print, data, bytes);
-  }
-
-  bool advance(transfer& t) {
-    if (t.complete) return true;
-    const detail::pair_progress how = pairs_.advance(t);
-    if (how == detail::pair_progress::mismatch) [[unlikely]] {
-      const auto [first, second] = pairs_.next_fingerprint(t.peer);
-      this->fail(detail::failure::mismatch,
-                 where_of(t) + "ranks make different calls: " + this->rank_text(rank_) +
-                     " asked for " + fingerprint{{t.fingerprint[0], t.fingerprint[1]}}.describe() +
-                     ", " + this->rank_text(t.peer) + " for " +
-                     fingerprint{{first, second}}.describe());
-    }
-    return t.complete = how == detail::pair_progress::complete;
-  }
-
-  typename base::clock::time_point check(transfer& t, typename base::clock::time_point now) {
-    if (!t.has_deadline) {
-      t.has_deadline = true;
-      t.deadline = now + waiting_.timeout;
-    }
-    if (t.peer != rank_) {
-      const peer_state state = transport_.state(t.peer);
-      // What it sent before it went counts.
-      if (state != peer_state::alive && !advance(t)) lost(t.peer, state, where_of(t));
-    }
-    if (now >= t.deadline && !advance(t)) {
-      this->fail(detail::failure::timeout,
-                 where_of(t) + this->rank_text(t.peer) +
-                     (t.way == transfer::direction::send ? " did not receive it within "
-                                                         : " did not send it within ") +
-                     detail::duration_text(waiting_.timeout));
-    }
-    return t.deadline;
-  }
+  using base::advance;
 
   template <class Done, class Look>
   void wait_transfers(Done&& done, Look&& look) {
@@ -272,8 +228,6 @@ class context<Transport> : public detail::context_base<context<Transport>> {
 
   /// Nothing to do: who waits for messages looks again and again.
   void nudge() noexcept {}
-
-  bool has_own_message() const noexcept { return pairs_.has_own_message(); }
 
   // --- for what is composed of contexts
   // -----------------------------------------------------------------------------
@@ -392,28 +346,6 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   void catch_up() {
     see_all(step_ - 1);
     all_seen_ = step_ - 1;
-  }
-
-  transfer begin(typename transfer::direction way, int peer, const fingerprint& print, void* data,
-                 std::size_t bytes) {
-    this->check_usable();
-    if (this->recorded()) [[unlikely]]
-      this->found_record();
-    transfer t;
-    t.way = way;
-    t.peer = peer;
-    t.fingerprint[0] = print.words[0];
-    t.fingerprint[1] = print.words[1];
-    t.data = static_cast<std::byte*>(data);
-    t.bytes = bytes;
-    t.place = pairs_.next_place(t);
-    return t;
-  }
-
-  /// "send to rank 2 (message 7) on rank 1 of 4 over mpi: "; both ends count alike.
-  std::string where_of(const transfer& t) const {
-    return this->where((t.way == transfer::direction::send ? "send to " : "recv from ") +
-                       this->rank_text(t.peer) + " (message " + std::to_string(t.place + 1) + ")");
   }
 
   // --- sending
@@ -622,10 +554,11 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     if (state == peer_state::alive) return;
     move_on();  // what it sent before it went counts
     if (ready() || arrived(r, s)) return;
-    lost(r, state, this->where(s));
+    check_state(r, state, this->where(s));
   }
 
-  [[noreturn]] void lost(int r, peer_state state, const std::string& where) {
+  void check_state(int r, peer_state state, const std::string& where) {
+    if (state == peer_state::alive) return;
     this->fail(detail::failure::peer_lost,
                where + this->rank_text(r) +
                    (state == peer_state::left ? " left (it destroyed its communicator)" : " died"));
