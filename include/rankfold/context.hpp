@@ -318,7 +318,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
         bytes <= max_slot_bytes_ ? (std::max)(least_slot, std::bit_ceil(bytes)) : half_bytes_;
     if (slot != slot_bytes_) {
       slot_bytes_ = slot;
-      settled_ = used_ + 1;
+      if (used_ != 0) settled_ = used_ + 1;
     }
     used_ = step_;
     used_offset_ = (step_ & 1) * half_bytes_;

@@ -191,16 +191,20 @@ static_assert(sizeof(fingerprint) == 16);
 
 namespace detail {
 
-/// Checks what a fingerprint cannot hold.
-inline void check_call(std::string_view name, std::size_t count, const call_options& options) {
+[[noreturn, gnu::cold]] inline void throw_call(std::string_view name, std::size_t count,
+                                               const call_options& options) {
   if (count > fingerprint::max_count) {
     throw std::invalid_argument(std::string(name) + ": " + std::to_string(count) +
                                 " elements; at most 2^48 - 1 are possible");
   }
-  if (options.tag > fingerprint::max_tag) {
-    throw std::invalid_argument(std::string(name) + ": tag " + std::to_string(options.tag) +
-                                "; tags go from 0 to 1048575");
-  }
+  throw std::invalid_argument(std::string(name) + ": tag " + std::to_string(options.tag) +
+                              "; tags go from 0 to 1048575");
+}
+
+/// Checks what a fingerprint cannot hold.
+inline void check_call(std::string_view name, std::size_t count, const call_options& options) {
+  if (count > fingerprint::max_count || options.tag > fingerprint::max_tag) [[unlikely]]
+    throw_call(name, count, options);
 }
 
 }  // namespace detail

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <ctime>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -50,6 +51,141 @@ TEST_CASE("a root runs at most one step ahead, and its data are not written over
   });
   CHECK(wrong == std::vector<int>{0, 0, 0});
   CHECK(lead <= 3);  // published i while the slowest may still read i - 1, having stored i - 2
+}
+
+TEST_CASE("a root of steps that use little runs ahead by the lead, and no more", "[context]") {
+  constexpr int lead = static_cast<int>(detail::max_lead);
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{64}, std::size_t{200}}) {
+    INFO(bytes << " bytes of the half");
+    std::atomic<int> published{0};
+    int wrong = 0;
+    int most = 0;
+    run_contexts(2, {.workspace_bytes = 2 * 16384}, [&](test_context& ctx) {
+      if (ctx.rank() == 1) {
+        while (published < lead) std::this_thread::sleep_for(1ms);
+        std::this_thread::sleep_for(20ms);  // for a root that would go on
+        most = published;
+      }
+      for (int i = 1; i <= 10 * lead; ++i) {
+        ctx.run(test_call(), [&] {
+          ctx.next_step(bytes);
+          std::byte* const half = ctx.half(0);
+          if (ctx.rank() == 0) {
+            for (std::size_t at = 0; at < bytes; at += 4) std::memcpy(half + at, &i, 4);
+            ctx.publish(&i, sizeof i);
+            published = i;
+          } else {
+            ctx.publish();
+            ctx.wait(0);
+            int found = 0;
+            std::memcpy(&found, ctx.payload(0), sizeof found);
+            wrong += found != i;
+            for (std::size_t at = 0; at < bytes; at += 4) {
+              std::memcpy(&found, half + at, 4);
+              wrong += found != i;
+            }
+          }
+        });
+      }
+    });
+    CHECK(most == lead);
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("steps of all sizes mixed: nothing is written over while it is read", "[context]") {
+  constexpr int steps = 3000;
+  std::vector<int> wrong(3, 0);
+  run_contexts(3, {.workspace_bytes = 2 * 16384}, [&](test_context& ctx) {
+    std::mt19937 shared(20261130);
+    std::mt19937 own(static_cast<unsigned>(ctx.rank()));
+    for (int i = 1; i <= steps; ++i) {
+      const int root = static_cast<int>(shared() % 4);  // 3: all wait for all
+      // Mostly the same kind again, so that ranks get ahead.
+      static constexpr std::size_t sizes[] = {0, 64, 512, 16384};
+      const std::size_t bytes = sizes[(i / 7 + static_cast<int>(shared() % 8 == 0)) % 4];
+      ctx.run(test_call(bytes), [&] {
+        ctx.next_step(bytes);
+        for (std::size_t at = 0; at < bytes; at += 64) {
+          std::memcpy(ctx.half(ctx.rank()) + at, &i, sizeof i);
+        }
+        ctx.publish(&i, sizeof i);
+        const auto read = [&](int r) {
+          if (own() % 40 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own() % 300));
+          int found = 0;
+          std::memcpy(&found, ctx.payload(r), sizeof found);
+          wrong[static_cast<std::size_t>(ctx.rank())] += found != i;
+          for (std::size_t at = 0; at < bytes; at += 64) {
+            std::memcpy(&found, ctx.half(r) + at, sizeof found);
+            wrong[static_cast<std::size_t>(ctx.rank())] += found != i;
+          }
+        };
+        if (root == 3) {
+          ctx.wait_all();
+          for (int r = 0; r < 3; ++r) read(r);
+        } else if (ctx.rank() != root) {
+          ctx.wait(root);
+          read(root);
+        }
+      });
+    }
+  });
+  CHECK(wrong == std::vector<int>{0, 0, 0});
+}
+
+TEST_CASE("a rooted mismatch in a line shows within as many calls as a root is ahead",
+          "[context]") {
+  std::vector<std::string> said(2);
+  int made = 0;
+  run_contexts(2, {}, [&](test_context& ctx) {
+    try {
+      for (std::uint32_t i = 1; i <= 5 * detail::max_lead; ++i) {
+        // Odd steps differ: no later call may make up for it.
+        const std::uint32_t tag = i == 7 && ctx.rank() == 1 ? 1000 : i;
+        ctx.run(test_call(0, tag), [&] {
+          ctx.next_step(0);
+          ctx.publish();
+          if (ctx.rank() == 0) made = static_cast<int>(i);
+        });
+      }
+    } catch (const mismatch_error& e) {
+      said[static_cast<std::size_t>(ctx.rank())] = e.what();
+    }
+  });
+  CHECK(said[0].find("tag 7") != std::string::npos);
+  CHECK(said[0].find("tag 1000") != std::string::npos);
+  CHECK(said[0] == said[1]);
+  CHECK(made <= static_cast<int>(7 + detail::max_lead));
+}
+
+TEST_CASE("a deadline names who is furthest behind, whoever was waited for", "[context]") {
+  std::vector<std::string> said(3);
+  std::atomic<int> ended{0};
+  run_contexts(3, {}, [&](test_context& ctx) {
+    if (ctx.rank() == 1) {  // stays away
+      while (ended < 2) std::this_thread::sleep_for(1ms);
+      return;
+    }
+    ctx.set_timeout(ctx.rank() == 2 ? 200ms : 60s);
+    try {
+      ctx.run(test_call(0, 1), [&] {  // to rank 0
+        ctx.next_step(0);
+        ctx.publish();
+        if (ctx.rank() == 0) ctx.wait_all();
+      });
+      ctx.run(test_call(0, 2), [&] {  // from rank 0
+        ctx.next_step(0);
+        ctx.publish();
+        if (ctx.rank() == 2) ctx.wait(0);
+      });
+    } catch (const timeout_error& e) {
+      said[static_cast<std::size_t>(ctx.rank())] = e.what();
+    }
+    ++ended;
+  });
+  CHECK(said[2].find("(call 1)") != std::string::npos);
+  CHECK(said[2].find(": rank 1 did not arrive within") != std::string::npos);
+  CHECK(said[0] == said[2]);
 }
 
 TEST_CASE("a rooted mismatch shows in the root's next call", "[context]") {

@@ -36,11 +36,10 @@ bool has_two_levels(const Context& ctx, std::size_t element_size) {
   }
 }
 
-/// The algorithm of a call in which the rank that stages most stages `bytes`, of elements of
-/// `element_size` bytes. Throws std::invalid_argument where `asked` cannot do it.
+/// What `select` does for all but the shortest calls.
 template <class Context>
-algorithm select(const Context& ctx, collective what, algorithm asked, std::size_t bytes,
-                 std::size_t element_size) {
+algorithm select_in_full(const Context& ctx, collective what, algorithm asked, std::size_t bytes,
+                         std::size_t element_size) {
   const auto refuse = [&](const std::string& why) {
     throw std::invalid_argument(std::string(name_of(what)) + ": algorithm " +
                                 std::string(name_of(asked)) + ' ' + why);
@@ -97,6 +96,20 @@ algorithm select(const Context& ctx, collective what, algorithm asked, std::size
     return algorithm::two_shot;
   }
   return algorithm::one_shot;
+}
+
+/// The algorithm of a call in which the rank that stages most stages `bytes`, of elements of
+/// `element_size` bytes. Throws std::invalid_argument where `asked` cannot do it.
+template <class Context>
+algorithm select(const Context& ctx, collective what, algorithm asked, std::size_t bytes,
+                 std::size_t element_size) {
+  if constexpr (!has_hosts<Context>) {  // what is short does not pay for the other cases
+    if (asked == algorithm::automatic && !is_uneven(what) &&
+        bytes <= ctx.tuning().inline_max_bytes) {
+      return algorithm::inline_line;
+    }
+  }
+  return select_in_full(ctx, what, asked, bytes, element_size);
 }
 
 }  // namespace algorithms
