@@ -5,21 +5,24 @@
 // Protocol (docs/memory-model.md; model in test/model/steps.pml)
 //
 // Time is counted in steps. In every step every rank publishes one flag line, also when it has
-// nothing to send. Rank r owns two lines, used in turn (step & 1); only r writes them, but for the
-// mark (bit 0 of the word), which a rank that aborts may set anywhere. A line holds step·2 + mark,
-// the fingerprint of the call, and up to 40 bytes of payload. The workspace is cut into two halves,
-// used in the same turn: in step s a rank writes only into half s & 1 of its own segment.
+// nothing to send. Rank r owns W = 32 lines, used in turn (step mod W); only r writes them, but for
+// the mark (bit 0 of the word), which a rank that aborts may set anywhere. A line holds step·2 +
+// mark, the fingerprint of the call, and up to 40 bytes of payload. The workspace is cut into two
+// halves, used in turn, too: in step s a rank writes only into half s & 1 of its own segment; what
+// is small into one of W slots, which lie in the halves and are used in turn as the lines are.
 //
-// The one rule: before a rank writes a line or a half for step s, both last used in step s - 2, it
-// has seen every peer at step s - 1 or later; and a rank publishes step s only when it has read all
-// that it needs of step s - 1. So nobody can still be reading what is written over.
+// The one rule: before a rank writes a line or a slot for step s, both last used in step s - W, it
+// has seen every peer at step s - W/2 or later, and compared its calls up to there; before it
+// writes more of the half, last used in step s - 2, it has seen every peer at s - 1; and a rank
+// publishes step s only when it has read all that it needs of step s - 1. So nobody can still be
+// reading what is written over, and who waits for nobody runs up to W/2 steps ahead.
 //
 // Sleeping: the sleeper adds itself to the owner's `sleepers`, looks at the word again, then sleeps
 // on its low half; the publisher exchanges the word, then looks for sleepers. All four are seq_cst,
 // so at least one of the two sees the other.
 //
 // Abort: the first failing rank writes the record in rank 0's segment (compare-and-swap), then
-// marks both lines of every rank and wakes all sleepers. An owner that overwrites a mark gets it
+// marks all lines of every rank and wakes all sleepers. An owner that overwrites a mark gets it
 // back from its own exchange and marks its lines again, so a mark is never lost.
 #pragma once
 

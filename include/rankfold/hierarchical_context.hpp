@@ -160,6 +160,11 @@ class context<hierarchical_transport<Memory, Message>>
     }
   }
 
+  ~context() {
+    // Where all have given up, nobody answers on the rails any more.
+    if (rail_ && (this->failed_ || this->recorded())) rail_->forsake();
+  }
+
   const hierarchical_transport<Memory, Message>& transport() const noexcept { return holder::held; }
   const host_layout& layout() const noexcept { return holder::held.layout(); }
 

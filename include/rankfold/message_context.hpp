@@ -232,6 +232,9 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   // --- for what is composed of contexts
   // -----------------------------------------------------------------------------
 
+  /// Will not wait for anybody any more: what it is a part of has failed.
+  void forsake() noexcept { this->failed_ = true; }
+
   /// Moves all transfers on, without blocking. Throws what a peer has announced.
   void progress() {
     if (this->recorded()) this->found_record();

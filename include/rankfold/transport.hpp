@@ -65,7 +65,7 @@ concept memory_transport = transport<T> && requires(const T& t, int r) {
 /// - `announce(notice)` tells all peers of the notice (at most `max_notice` bytes); best effort,
 ///   never blocks, at most once in a transport's life. Any thread, at any time.
 /// - `heard(notice)` copies a notice that a peer has announced and returns its size; 0 if there is
-///   none yet. Never blocks.
+///   none yet. Each notice once, or again and again. Never blocks.
 /// - `state(r)` says how rank r stands now; `alive` where the transport cannot tell. Must not
 /// block.
 /// - All members but `announce` are called by one thread at a time.

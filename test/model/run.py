@@ -25,7 +25,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 # Model: what must hold; and how a fault is looked for, unless it is named in FAULTS.
 RIGHT = {
-    "steps": ["-DN=2", "-DN=3"],
+    "steps": ["-DN=2 -DLEAD=1", "-DN=2 -DLEAD=2 -DSMALL", "-DN=3 -DLEAD=1 -DFIRST_USE=2"],
     "sleep": ["-DN=2", "-DN=3 -DNO_ABORT", "-DN=3 -DCOARSE"],
     "pairs": ["-DSLOTS=1 -DNO_ABORT", "-DONE_WAY", "-DONE_WAY -DSLOTS=3 -DNO_ABORT"],
     "abort": [
@@ -37,8 +37,10 @@ RIGHT = {
         "-DN=2 -DEVENTS=2 -DCOARSE",
     ],
 }
-FAULTY = {"steps": "-DN=3", "sleep": "-DN=2", "pairs": "-DONE_WAY", "abort": "-DN=2"}
+FAULTY = {"steps": "-DN=2 -DLEAD=2", "sleep": "-DN=2", "pairs": "-DONE_WAY", "abort": "-DN=2"}
 FAULTS = {
+    ("steps", "FAULT_CATCH_UP_MISSES_ONE"): "-DN=3 -DLEAD=1",
+    ("steps", "FAULT_WAIT_MISSES_ONE"): "-DN=3 -DLEAD=1",
     ("sleep", "FAULT_STORE_BUFFERED"): "-DN=2 -DNO_ABORT",
     ("sleep", "FAULT_WAKE_ONE"): "-DN=3 -DNO_ABORT",
     ("abort", "FAULT_RECORD_BY_STORE"): "-DN=3 -DCOARSE",

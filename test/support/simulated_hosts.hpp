@@ -19,11 +19,12 @@ using simulated_hosts = rankfold::hierarchical_transport<rankfold::threads_trans
 
 /// Calls f(simulated_hosts&&) on one rank for each mark; equal marks are one host.
 template <class F>
-void run_transports_on_hosts(std::span<const int> marks, F&& f,
-                             std::size_t workspace_bytes = 65536) {
+void run_transports_on_hosts(std::span<const int> marks, F&& f, std::size_t workspace_bytes = 65536,
+                             bool notices_loss = true) {
   const rankfold::host_layout layout = rankfold::host_layout::of(marks);
-  auto all = rankfold::testing::mailbox_transport::create(static_cast<int>(marks.size()),
-                                                          {.workspace_bytes = workspace_bytes});
+  auto all = rankfold::testing::mailbox_transport::create(
+      static_cast<int>(marks.size()),
+      {.workspace_bytes = workspace_bytes, .notices_loss = notices_loss});
   std::vector<std::vector<rankfold::threads_transport>> inside;
   for (const auto& ranks : layout.ranks_of) {
     inside.push_back(rankfold::threads_transport::create(static_cast<int>(ranks.size()),

@@ -84,10 +84,10 @@ void one_shot_all_gather(Context& ctx, const void* in, void* out, const Blocks& 
   const auto rank = static_cast<std::size_t>(ctx.rank());
   const std::size_t limit = detail::exchange_bytes(ctx);
   std::byte* const target = static_cast<std::byte*>(out);
-  detail::for_chunks(blocks.largest(), limit, [&](std::size_t begin, std::size_t most) {
+  detail::for_chunks(blocks.largest(), limit, [&](std::size_t begin, std::size_t) {
     const std::size_t mine = detail::part_of(blocks.size(rank), begin, limit);
     const std::byte* const own = static_cast<const std::byte*>(in) + (mine != 0 ? begin : 0);
-    ctx.next_step(most);
+    ctx.next_step();
     kernel::copy(ctx.half(ctx.rank()), own, mine);
     ctx.give_all(0, mine);
     detail::meet_over_blocks(ctx, blocks, begin == 0);

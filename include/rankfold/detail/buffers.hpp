@@ -15,8 +15,8 @@ RANKFOLD_BEGIN_NAMESPACE
 namespace detail {
 
 [[noreturn, gnu::cold]] inline void throw_overlap(std::string_view name) {
-  throw std::invalid_argument(
-      std::string(name) + ": input and output overlap in part; they may be the same or apart");
+  throw std::invalid_argument(std::string(name) +
+                              ": input and output overlap in part; they may be the same or apart");
 }
 
 [[noreturn, gnu::cold]] inline void throw_count(std::string_view name, std::string_view what,
@@ -29,8 +29,7 @@ namespace detail {
 [[noreturn, gnu::cold]] inline void throw_rank(std::string_view name, std::string_view what,
                                                int rank, int size) {
   throw std::invalid_argument(std::string(name) + ": " + std::string(what) + " is " +
-                              std::to_string(rank) + "; expected 0 to " +
-                              std::to_string(size - 1));
+                              std::to_string(rank) + "; expected 0 to " + std::to_string(size - 1));
 }
 
 /// Throws unless [a, a + a_bytes) and [b, b + b_bytes) are apart.

@@ -6,7 +6,7 @@
 //     128    abort_record: rank 0's is the one of the host                    (first failing rank)
 //     1152   which CPUs the owner may use                                     (the owner)
 //     4032   bell: what the owner sleeps on while it sends and receives       (all)
-//     4096   flag lines: max_lanes × 32, 128 bytes apart    (the owner; marked by a rank that aborts)
+//     4096   flag lines: max_lanes × 32, 128 bytes apart    (the owner; who aborts marks them)
 //     20480  workspace: two halves, used in turn, step by step                (the owner)
 //     then   for each rank: lines of packets to it, and what is acknowledged of its own
 //                                                                             (the owner)
@@ -115,7 +115,8 @@ inline constexpr std::size_t abort_offset = 128;
 inline constexpr std::size_t cpus_offset = abort_offset + sizeof(abort_record);
 inline constexpr std::size_t bell_offset = page - cache_line;
 inline constexpr std::size_t flags_offset = page;
-inline constexpr std::size_t workspace_offset = flags_offset + max_lanes * flag_lines * sizeof(flag_line);
+inline constexpr std::size_t workspace_offset =
+    flags_offset + max_lanes * flag_lines * sizeof(flag_line);
 static_assert(cpus_offset + sizeof(cpu_mask) <= bell_offset && workspace_offset % page == 0);
 
 /// Where the parts of a segment of `bytes` bytes lie, in a world of `size` ranks.

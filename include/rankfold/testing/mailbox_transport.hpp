@@ -31,6 +31,8 @@ struct mailbox_options {
   /// A larger message is taken from the sender's memory when it is received, as MPI does it: its
   /// send is not done before.
   std::size_t eager_bytes = 4096;
+  /// Whether `state` tells that a rank has left. MPI does not.
+  bool notices_loss = true;
 };
 
 /// One rank of several in this process, which have no memory in common.
@@ -83,6 +85,7 @@ class mailbox_transport {
     std::swap(rank_, taken.rank_);
     std::swap(size_, taken.size_);
     std::swap(options_, taken.options_);
+    std::swap(heard_, taken.heard_);
     return *this;
   }
   ~mailbox_transport() {
@@ -152,9 +155,11 @@ class mailbox_transport {
     office_->announcer.push_back(rank_);
   }
 
+  /// Each notice once, as over MPI.
   std::size_t heard(std::span<std::byte> notice) {
     const std::lock_guard lock(office_->mutex);
-    for (std::size_t i = 0; i < office_->notices.size(); ++i) {
+    while (heard_ < office_->notices.size()) {
+      const std::size_t i = heard_++;
       if (office_->announcer[i] == rank_) continue;
       const std::vector<std::byte>& found = office_->notices[i];
       std::memcpy(notice.data(), found.data(), (std::min)(notice.size(), found.size()));
@@ -164,6 +169,7 @@ class mailbox_transport {
   }
 
   peer_state state(int peer) const noexcept {
+    if (!options_.notices_loss) return peer_state::alive;
     const std::lock_guard lock(office_->mutex);
     return office_->states[static_cast<std::size_t>(peer)];
   }
@@ -192,6 +198,7 @@ class mailbox_transport {
   int rank_;
   int size_;
   mailbox_options options_;
+  std::size_t heard_ = 0;  // how many notices
 };
 static_assert(message_transport<mailbox_transport> && splittable_transport<mailbox_transport>);
 
