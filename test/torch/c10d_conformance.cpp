@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -190,6 +191,94 @@ std::string error_of_start(const std::string& group, const std::string& host, do
   return "";
 }
 
+// --- messages(...): what the transport itself does, between two ranks
+
+constexpr std::size_t frame = rankfold::detail::c10d_frame::most_bytes;
+
+std::vector<std::byte> bytes_of(std::size_t size, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::byte> data(size);
+  for (std::byte& b : data) b = static_cast<std::byte>(random());
+  return data;
+}
+
+template <class Ready>
+void wait_until(Ready&& ready) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!ready()) {
+    if (std::chrono::steady_clock::now() > until) throw timeout_error("20 s are over");
+    std::this_thread::yield();
+  }
+}
+
+/// Messages of all sizes around a frame go both ways, each on a channel of its own, in an order
+/// that is not that of their receives: the first to be asked for is the last to come.
+std::vector<std::string> messages(const std::string& group) {
+  c10d_transport t = make<c10d_transport>(group, "");
+  const int peer = 1 - t.rank();
+  const std::vector<std::size_t> sizes{40 * frame + 1, 0,         1,          frame - 1, frame,
+                                       frame + 1,      2 * frame, 16 * frame, 17 * frame};
+  std::vector<std::string> wrong;
+  for (std::uint64_t round = 0; round < 3; ++round) {
+    std::vector<std::vector<std::byte>> out;
+    std::vector<c10d_transport::request> sends;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      out.push_back(bytes_of(sizes[i], 100 * round + i));
+      sends.push_back(t.send(peer, static_cast<int>(i), out[i].data(), sizes[i]));
+    }
+    for (std::size_t i = sizes.size(); i-- > 0;) {
+      std::vector<std::byte> in(sizes[i]);
+      auto receive = t.receive(peer, static_cast<int>(i), in.data(), sizes[i]);
+      wait_until([&] { return t.done(receive); });
+      if (in != out[i]) wrong.push_back(std::to_string(sizes[i]) + " bytes");
+    }
+    for (auto& send : sends) wait_until([&] { return t.done(send); });
+  }
+  return wrong;
+}
+
+/// Receives that are given up take their message with them, and nothing of the next one.
+std::vector<std::string> abandoned_messages(const std::string& group) {
+  c10d_transport t = make<c10d_transport>(group, "");
+  const int peer = 1 - t.rank();
+  const std::vector<std::byte> first = bytes_of(20 * frame, 1);
+  const std::vector<std::byte> second = bytes_of(20 * frame, 2);
+  auto memory = std::make_shared<std::vector<std::byte>>(first);
+  t.abandon(t.send(peer, 0, memory->data(), memory->size()), memory);
+  const std::weak_ptr<const void> kept = memory;
+  memory.reset();
+  std::vector<std::byte> in(20 * frame);
+  t.abandon(t.receive(peer, 0, in.data(), in.size()), nullptr);
+  std::vector<std::string> wrong;
+  if (kept.expired()) wrong.push_back("the memory of a send that goes on is gone");
+  auto send = t.send(peer, 0, second.data(), second.size());
+  auto receive = t.receive(peer, 0, in.data(), in.size());
+  wait_until([&] { return t.done(receive); });
+  if (in != second) wrong.push_back("not the second message");
+  wait_until([&] { return t.done(send); });
+  if (!kept.expired()) wrong.push_back("the memory of a send that is over is kept");
+  return wrong;
+}
+
+/// A message that is larger than its receive: what the transport says.
+std::string message_of_another_size(const std::string& group) {
+  c10d_transport t = make<c10d_transport>(group, "");
+  const int peer = 1 - t.rank();
+  std::vector<std::byte> out(5000);
+  std::vector<std::byte> in(4000);
+  auto send = t.send(peer, 3, out.data(), out.size());
+  auto receive = t.receive(peer, 3, in.data(), in.size());
+  std::string text;
+  try {
+    wait_until([&] { return t.done(receive); });
+  } catch (const std::exception& e) {
+    text = kind_of(e) + e.what();
+  }
+  t.abandon(std::move(send), nullptr);
+  t.abandon(std::move(receive), nullptr);
+  return text;
+}
+
 /// A transport that stays while the process group goes.
 std::optional<communicator<c10d_transport>> kept;
 
@@ -217,6 +306,9 @@ TORCH_LIBRARY(rankfold_c10d_test, m) {
             return error_of_start<Transport>(group, host, seconds);
           });
         });
+  m.def("messages", messages);
+  m.def("abandoned_messages", abandoned_messages);
+  m.def("message_of_another_size", message_of_another_size);
   m.def("keep", [](std::string group) { kept.emplace(make<c10d_transport>(group, "")); });
   m.def("sum_over_kept", [](std::int64_t value) {
     std::vector<std::int64_t> data(5000, value);

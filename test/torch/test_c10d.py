@@ -131,6 +131,35 @@ def test_the_bits_are_those_of_shm(kind, layout, four, c10d_extension):
     assert all(differences == [] for differences in found)
 
 
+# --- messages ---
+
+
+def messages(here):
+    return ops().messages(world())
+
+
+def test_messages_of_all_sizes_on_channels_that_nobody_waits_for_yet(two):
+    assert two(messages, seconds=100) == [[], []]
+
+
+def abandoned_messages(here):
+    return ops().abandoned_messages(world())
+
+
+def test_messages_that_are_given_up(two):
+    assert two(abandoned_messages, seconds=60) == [[], []]
+
+
+def message_of_another_size(here):
+    return ops().message_of_another_size(world())
+
+
+def test_a_message_that_does_not_fit_is_an_error_and_not_the_end(two):
+    for rank, text in enumerate(two(message_of_another_size, seconds=60)):
+        assert text == (f"transport_error: rankfold: a message of 5000 bytes came from rank {1 - rank} "
+                        "where one of 4000 was expected")
+
+
 # --- where the ranks are ---
 
 
