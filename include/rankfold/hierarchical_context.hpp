@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -135,10 +136,15 @@ class context<hierarchical_transport<Memory, Message>>
       units_of_[static_cast<std::size_t>(units_[u].owner)].push_back(u);
     }
     for (const auto& units : units_of_) most_units_ = (std::max)(most_units_, units.size());
+    // While a rank waits for its neighbours, what it has sent to other hosts must move on; else it
+    // only listens, now and then: the CPU may be another rank's.
     const auto others = [this, theirs = waiting.progress] {
       if (theirs) theirs();
-      if (rail_) rail_->progress();
-      flat::progress();
+      if (rail_ && rail_->has_transfers()) rail_->progress();
+      if (const auto now = std::chrono::steady_clock::now(); now >= look_again_) {
+        look_again_ = now + std::chrono::microseconds(200);
+        flat::progress();
+      }
       return true;
     };
     const int world = holder::held.rank();
@@ -196,7 +202,7 @@ class context<hierarchical_transport<Memory, Message>>
   template <class Body>
   void run(const fingerprint& call, Body&& body) {
     flat::run(call, [&] {
-      if (call.what() != collective::send_recv) {
+      if (call.what() != collective::send_recv && layout().hosts() < world_ranks()) {
         const auto show = [](auto& part) {
           part.next_step();
           part.publish();
@@ -223,12 +229,15 @@ class context<hierarchical_transport<Memory, Message>>
   }
 
  private:
+  std::size_t world_ranks() const noexcept { return layout().host_of.size(); }
+
   static std::vector<int> all_ranks(const host_layout& layout) {
     std::vector<int> ranks(layout.host_of.size());
     for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<int>(r);
     return ranks;
   }
 
+  std::chrono::steady_clock::time_point look_again_{};
   std::vector<detail::tree_unit> units_;
   detail::unit_plan plan_;
   std::vector<const void*> operands_;

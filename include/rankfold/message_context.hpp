@@ -123,10 +123,8 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     this->count_step();
     if (this->recorded()) [[unlikely]]
       this->found_record();
-    if (heard_in_ != calls_) {  // once a call: what has failed before
-      heard_in_ = calls_;
-      listen();
-    }
+    // What has failed before: a rank that comes late must not complete what the others gave up.
+    listen_now_and_then(clock::now());
     if (all_seen_ + 1 < step_) [[unlikely]]
       catch_up();
     // The half and the packets of this step were last sent from in step_ - 2.
@@ -239,14 +237,16 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   void progress() {
     if (this->recorded()) this->found_record();
     move_on();
-    listen();
+    listen_now_and_then(clock::now());
   }
+
+  /// Whether anything is under way that moves on only while this rank asks.
+  bool has_transfers() { return !all_done(sends_[0]) || !all_done(sends_[1]) || pairs_.deliver(); }
 
  private:
   using clock = std::chrono::steady_clock;
   using request = typename Transport::request;
   using base::all_seen_;
-  using base::calls_;
   using base::deadline_;
   using base::generation_;
   using base::made_;
@@ -258,6 +258,8 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   using base::tuning_;
   using base::waiting_;
 
+  static constexpr std::size_t eager_part = 48 * 1024;
+  static constexpr std::size_t most_parts = 6;
   static constexpr int packets = 0;  // channels
   static constexpr int pieces = 1;
   static constexpr int pair_headers = 2;
@@ -381,13 +383,24 @@ class context<Transport> : public detail::context_base<context<Transport>> {
       }
     }
     std::vector<pending>& sends = sends_[step_ & 1];
-    sends.reserve(sends.size() + 1 + p.regions);  // a request must not get lost
+    sends.reserve(sends.size() + 1 + p.regions * most_parts);  // a request must not get lost
     sends.push_back(
         {transport_.send(r, packets, reinterpret_cast<const std::byte*>(&out), sizeof out), r});
     if (attached) return;
     for (std::size_t i = 0; i < p.regions; ++i) {
-      sends.push_back(
-          {transport_.send(r, pieces, own + p.region_of[i].offset, p.region_of[i].bytes), r});
+      for_parts(p.region_of[i], [&](std::size_t offset, std::size_t size) {
+        sends.push_back({transport_.send(r, pieces, own + offset, size), r});
+      });
+    }
+  }
+
+  /// The messages that a region goes in. What is not much goes in several that need not wait for
+  /// their receiver (MPI sends so much at once over TCP), what is much in one.
+  template <class F>
+  static void for_parts(const detail::packet::region& region, F&& f) {
+    const std::size_t part = region.bytes <= most_parts * eager_part ? eager_part : region.bytes;
+    for (std::size_t begin = 0; begin < region.bytes; begin += part) {
+      f(region.offset + begin, (std::min)(part, region.bytes - begin));
     }
   }
 
@@ -426,7 +439,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     detail::packet& in = memory_->incoming(r);
     switch (p.stage) {
       case link::idle:
-        p.receives.reserve(detail::packet::max_regions);
+        p.receives.reserve(detail::packet::max_regions * most_parts);
         p.receives.push_back(
             transport_.receive(r, packets, reinterpret_cast<std::byte*>(&in), sizeof in));
         p.stage = link::packet_posted;
@@ -483,8 +496,10 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     if (total > sizeof in.attached) {
       for (std::size_t i = 0; i < in.regions; ++i) {
         const detail::packet::region& piece = in.region_of[i];
-        p.receives.push_back(
-            transport_.receive(r, pieces, memory_->half(r, s & 1) + piece.offset, piece.bytes));
+        for_parts(piece, [&](std::size_t offset, std::size_t size) {
+          p.receives.push_back(
+              transport_.receive(r, pieces, memory_->half(r, s & 1) + offset, size));
+        });
       }
       // From the back, where the first to come is wanted.
       std::reverse(p.receives.begin(), p.receives.end());
@@ -523,8 +538,8 @@ class context<Transport> : public detail::context_base<context<Transport>> {
       move_on();
       if (ready()) return;
       if (this->recorded()) this->found_record();
-      listen();
       const clock::time_point now = clock::now();
+      listen_now_and_then(now);
       if (now >= deadline_) {
         this->fail(detail::failure::timeout,
                    this->where(s) + (*what != 0 ? what : "") + this->ranks_text(who()) +
@@ -599,6 +614,13 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     this->found_record();
   }
 
+  /// Notices are rare, and to look for one costs as much as to look for a message.
+  void listen_now_and_then(clock::time_point now) {
+    if (now < listen_again_) return;
+    listen_again_ = now + between_looks;
+    listen();
+  }
+
   /// In order: waits until all has been sent and received that was begun, so that nothing is lost
   /// and no peer waits for this rank in a call that it has made.
   void leave() {
@@ -634,6 +656,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     }
   }
 
+  static constexpr std::chrono::microseconds between_looks{200};
   static constexpr std::chrono::microseconds nap{50};
   static constexpr std::chrono::milliseconds long_nap{1};
   static constexpr std::chrono::milliseconds patience{2};
@@ -647,8 +670,8 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   detail::message_pairs<Transport> pairs_;
   std::atomic<bool> announced_{false};
   mutable detail::abort_record record_{};
-  std::uint64_t heard_in_ = 0;  // the call in which this rank has listened last
-  int exceptions_;              // under way when this was made
+  clock::time_point listen_again_{};
+  int exceptions_;  // under way when this was made
 };
 
 RANKFOLD_END_NAMESPACE

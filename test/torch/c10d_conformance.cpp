@@ -2,6 +2,7 @@
 // What test_c10d.py runs in each of its processes: ops that take the name of a process group, the
 // kind of transport ("c10d" or "hierarchical") and the name of the host that this rank is on, or ""
 // for the real one.
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -279,6 +280,33 @@ std::string message_of_another_size(const std::string& group) {
   return text;
 }
 
+/// Of each size how long a message and its answer take: fastest and median of 100, in us.
+std::vector<std::vector<double>> round_trips(const std::string& group,
+                                             const std::vector<std::int64_t>& sizes) {
+  using clock = std::chrono::steady_clock;
+  c10d_transport t = make<c10d_transport>(group, "");
+  const int peer = 1 - t.rank();
+  std::vector<std::vector<double>> found;
+  for (const std::int64_t size : sizes) {
+    std::vector<std::byte> in(static_cast<std::size_t>(size));
+    const std::vector<std::byte> out(in.size());
+    std::vector<double> took;
+    for (int i = 0; i < 100; ++i) {
+      const clock::time_point begin = clock::now();
+      auto receive = t.receive(peer, 1, in.data(), in.size());
+      c10d_transport::request send;
+      if (t.rank() == 0) send = t.send(peer, 1, out.data(), out.size());
+      wait_until([&] { return t.done(receive); });
+      if (t.rank() != 0) send = t.send(peer, 1, out.data(), out.size());
+      wait_until([&] { return t.done(send); });
+      took.push_back(std::chrono::duration<double, std::micro>(clock::now() - begin).count());
+    }
+    std::sort(took.begin(), took.end());
+    found.push_back({took.front(), took[took.size() / 2]});
+  }
+  return found;
+}
+
 /// A transport that stays while the process group goes.
 std::optional<communicator<c10d_transport>> kept;
 
@@ -309,6 +337,7 @@ TORCH_LIBRARY(rankfold_c10d_test, m) {
   m.def("messages", messages);
   m.def("abandoned_messages", abandoned_messages);
   m.def("message_of_another_size", message_of_another_size);
+  m.def("round_trips", round_trips);
   m.def("keep", [](std::string group) { kept.emplace(make<c10d_transport>(group, "")); });
   m.def("sum_over_kept", [](std::int64_t value) {
     std::vector<std::int64_t> data(5000, value);

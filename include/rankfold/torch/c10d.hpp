@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transport of ranks of a torch.distributed process group: across hosts without MPI, for
-// programs that torchrun starts. The only header that needs torch's distributed headers.
-// docs/transports.md says what gloo promises and what it does not.
+// The transport of ranks of a torch.distributed process group: across hosts
+// without MPI, for programs that torchrun starts. The only header that needs
+// torch's distributed headers. docs/transports.md says what gloo promises and
+// what it does not.
 //
-// What gloo has for messages between two ranks is send, recv and a wait that cannot be asked "are
-// you done?": isCompleted() is false until wait() has returned, and a wait that runs out of time
-// closes all connections. So this header asks memory. Whatever is sent ends with a word that the
-// receiver expects, behind the message on the same stream; when the word is there, a wait for what
-// came before it returns at once, and it is gloo's wait that makes the message visible.
+// What gloo has for messages between two ranks is send, recv and a wait that
+// cannot be asked "are you done?": isCompleted() is false until wait() has
+// returned, and a wait that runs out of time closes all connections. So this
+// header asks memory. Whatever is sent ends with a word that the receiver
+// expects, behind the message on the same stream; when the word is there, a
+// wait for what came before it returns at once, and it is gloo's wait that
+// makes the message visible.
 //
-// Between two ranks there are
-// - frames, for messages up to `eager_bytes`, acknowledgements and last words. Their receives are
-//   posted ahead, in a ring, so that a frame is on its way when send() returns, whatever the
-//   receiver does. Frames carry the number of frames received: a sender has as many on their way as
-//   the ring is long.
-// - a stream a channel for larger messages, from the sender's memory to the receiver's, each with
-//   its word behind it. A frame acknowledges it.
+// All messages go in frames, the large ones in several. Their receives are
+// posted ahead, in a ring, so that a frame is on its way when send() returns,
+// whatever the receiver does. Frames carry how many of the receiver's frames
+// have room again: a sender has as many on their way as the ring is long. So
+// sizes are compared here: gloo would end the process.
 #pragma once
 
 #include <algorithm>
@@ -75,40 +76,53 @@
 RANKFOLD_BEGIN_NAMESPACE
 
 struct c10d_options {
-  /// What a rank stages its data in, both halves together, for each rank of the group. The same on
-  /// all ranks.
+  /// What a rank stages its data in, both halves together, for each rank of the
+  /// group. The same on all ranks.
   std::size_t workspace_bytes = detail::default_workspace_bytes;
-  /// How long the ranks may take to come together. Default: RANKFOLD_TIMEOUT, else 5 minutes.
+  /// How long the ranks may take to come together. Default: RANKFOLD_TIMEOUT,
+  /// else 5 minutes.
   std::chrono::milliseconds timeout = default_timeout();
-  /// Called about ten times a second while the ranks meet; what it throws ends the start.
+  /// Called about ten times a second while the ranks meet; what it throws ends
+  /// the start.
   std::function<void()> interrupt = {};
-  /// Ranks with the same text are taken to be on one host; empty: ranks whose kernel, network
-  /// namespace and user are the same. Only hierarchical transports ask.
+  /// Ranks with the same text are taken to be on one host; empty: ranks whose
+  /// kernel, network namespace and user are the same. Only hierarchical
+  /// transports ask.
   std::string host = {};
 };
 
 namespace detail {
 
-/// What every frame begins with; its payload and, unaligned, its mark once more follow.
+/// What every frame begins with; its payload and, unaligned, its mark once more
+/// follow.
 struct c10d_frame_head {
   std::uint64_t mark;
+  std::uint64_t message_bytes;  // of the message that this is a part of
   std::uint32_t kind;
   std::uint32_t channel;
-  std::uint64_t place;     // of an acknowledged message on its channel
-  std::uint32_t received;  // frames of the receiver's that the sender had taken by then
-  std::uint32_t bytes;     // of the payload
+  std::uint32_t room;   // how many of the receiver's frames the sender has made
+                        // room for again
+  std::uint32_t bytes;  // of the payload
 };
 static_assert(sizeof(c10d_frame_head) == 32);
 
-enum class c10d_frame_kind : std::uint32_t { hello = 1, data, acknowledgement, notice, goodbye };
+enum class c10d_frame_kind : std::uint32_t { hello = 1, data, room, notice, goodbye };
 
 struct c10d_frame {
-  static constexpr std::size_t most_bytes = 4096;
+  static constexpr std::size_t most_bytes = 65536;
   c10d_frame_head head;
   std::byte rest[most_bytes + sizeof(std::uint64_t)];
 
+  std::byte* data() noexcept { return reinterpret_cast<std::byte*>(this); }
   std::size_t size() const noexcept {
     return sizeof head + (std::min)(most_bytes, std::size_t{head.bytes}) + sizeof head.mark;
+  }
+
+  /// Whose memory is taken as it is, but for the mark.
+  static std::unique_ptr<c10d_frame> make() {
+    auto made = std::make_unique_for_overwrite<c10d_frame>();
+    made->head.mark = 0;
+    return made;
   }
 };
 
@@ -134,8 +148,9 @@ inline std::uint64_t c10d_random() {
   return value;
 }
 
-/// Equal for ranks that can meet by shm_transport: the kernel, the network namespace, where the
-/// sockets for that are, the user. A rank that cannot tell is alone on its host.
+/// Equal for ranks that can meet by shm_transport: the kernel, the network
+/// namespace, where the sockets for that are, the user. A rank that cannot tell
+/// is alone on its host.
 inline std::uint64_t c10d_host_mark() {
   const auto boot = read_small_file("/proc/sys/kernel/random/boot_id");
   struct stat network{};
@@ -157,8 +172,8 @@ inline at::Tensor c10d_tensor(std::byte* data, std::size_t bytes) {
   return at::from_blob(data, {static_cast<std::int64_t>(bytes)}, at::TensorOptions(at::kByte));
 }
 
-/// The ranks of a group come together and connect, in a thread of its own: a store that does not
-/// answer holds its caller up for ever.
+/// The ranks of a group come together and connect, in a thread of its own: a
+/// store that does not answer holds its caller up for ever.
 class c10d_meeting {
   using clock = std::chrono::steady_clock;
 
@@ -197,7 +212,8 @@ class c10d_meeting {
 
  private:
   void await(const std::function<void()>& ask) {
-    // What the helper says about a late rank is better than that it said nothing.
+    // What the helper says about a late rank is better than that it said
+    // nothing.
     const auto until = deadline_ + std::chrono::seconds(1);
     std::unique_lock lock(mutex_);
     while (!over_.wait_for(lock, std::chrono::milliseconds(100), [this] { return is_over_; })) {
@@ -239,7 +255,8 @@ class c10d_meeting {
   using error_base = rankfold::error;
 
   void come_together() {
-    // A connection of its own: other threads may wait for other keys over the one there is.
+    // A connection of its own: other threads may wait for other keys over the
+    // one there is.
     const auto store = c10::make_intrusive<::c10d::PrefixStore>(prefix_, store_->clone());
     const std::string name = std::to_string(c10d_random()) + std::to_string(c10d_random());
     store->set(arrival(rank_), name);
@@ -256,6 +273,10 @@ class c10d_meeting {
           for (int r = 0; r < size_; ++r) {
             if (!store->check({arrival(r)})) missing.push_back(r);
           }
+          // All that came at the same time give up at the same time: each is to
+          // see the others.
+          std::this_thread::sleep_for(std::chrono::milliseconds(250));
+          if (rank_ != 0 && store->check(keys)) return;
           give_up((missing.empty() ? "not all ranks" : ranks_text(missing)) +
                   " did not come within " + duration_text(timeout_));
         }
@@ -278,7 +299,8 @@ class c10d_meeting {
       session_ = std::stoull(store->get_to_str("go/" + name));
       store->deleteKey("go/" + name);
     }
-    // Not split(): it writes to the options, which all groups made from this one share.
+    // Not split(): it writes to the options, which all groups made from this
+    // one share.
     const auto place =
         c10::make_intrusive<::c10d::PrefixStore>("gloo-" + std::to_string(session_), store);
     backend_ = parent_->merge(place, parent_->getBackendOptions(), rank_, size_);
@@ -310,14 +332,13 @@ class c10d_meeting {
   std::uint64_t session_ = 0;
 };
 
-/// The connections of one rank to the others of its group, and all that is on its way there. Stays
-/// in its place when the transport is moved.
+/// The connections of one rank to the others of its group, and all that is on
+/// its way there. Stays in its place when the transport is moved.
 ///
 /// Thread-safety: any; a mutex.
 class c10d_link {
  public:
   static constexpr int channels = 15;
-  static constexpr std::size_t eager_bytes = c10d_frame::most_bytes;
 
   c10d_link(c10::intrusive_ptr<::c10d::Backend> backend, c10::intrusive_ptr<::c10d::Store> store,
             std::uint64_t session, int rank, int size, std::size_t workspace_bytes,
@@ -328,18 +349,20 @@ class c10d_link {
         rank_(rank),
         workspace_bytes_(workspace_bytes),
         host_(host),
+        hosts_(static_cast<std::size_t>(size), host),
         peers_(static_cast<std::size_t>(size)) {
-    hosts_.resize(peers_.size(), host);
     try {
       for (int r = 0; r < size; ++r) {
         if (r == rank_) continue;
-        peer& p = at(r);
-        p.ring = std::make_unique<std::array<posted, depth>>();
-        for (std::size_t i = 0; i < depth; ++i) post_frame(r, i);
+        for (posted& p : at(r).ring) {
+          p.frame = c10d_frame::make();
+          post(r, p);
+        }
       }
       const c10d_hello hello{c10d_magic, host, workspace_bytes};
       for (int r = 0; r < size; ++r) {
-        if (r != rank_) send_frame(r, c10d_frame_kind::hello, 0, 0, &hello, sizeof hello);
+        if (r != rank_)
+          send_frame(r, c10d_frame_kind::hello, 0, sizeof hello, &hello, sizeof hello);
       }
     } catch (...) {
       drop_everything();
@@ -356,7 +379,6 @@ class c10d_link {
   int size() const noexcept { return static_cast<int>(peers_.size()); }
   std::size_t workspace_bytes() const noexcept { return workspace_bytes_; }
   std::uint64_t host() const noexcept { return host_; }
-  std::uint64_t session() const noexcept { return session_; }
 
   /// The hosts of all ranks; of use when all have been met.
   const std::vector<std::uint64_t>& hosts() const noexcept { return hosts_; }
@@ -369,141 +391,129 @@ class c10d_link {
       if (r == rank_) continue;
       look(r);
       if (!fault_.empty()) throw rendezvous_error(fault_);
-      if (!at(r).met) missing.push_back(r);
-      if (at(r).broken && !at(r).met) {
+      if (at(r).met) continue;
+      if (at(r).broken) {
         throw rendezvous_error("rankfold: c10d_transport: rank " + std::to_string(rank_) + " of " +
                                std::to_string(size()) + " could not start: " + rank_text(r) +
                                " went away");
       }
+      missing.push_back(r);
     }
     return missing;
   }
 
-  /// The number of the message, for `sent`.
+  /// The number of the message among all that are sent to that rank.
   std::uint64_t send(int r, int channel, const std::byte* data, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
-    if (bytes <= eager_bytes) {
-      send_frame(r, c10d_frame_kind::data, channel, 0, data, bytes);
-      return at(r).frames_sent;
-    }
-    stream& s = at(r).streams[static_cast<std::size_t>(channel)];
-    auto message = std::make_unique<large_send>();
-    message->place = s.large_sent++;
-    message->word = mark(message->place) ^ bytes;
-    if (!at(r).broken) {
-      attempt(r, [&] {
-        // The data are only read.
-        message->data = start_send(r, channel, const_cast<std::byte*>(data), bytes);
-        message->end = start_send(r, channel, bytes_of(message->word), sizeof message->word);
-      });
-    }
-    const std::uint64_t place = message->place;
-    s.large_sends.push_back(std::move(message));
-    return place;
+    peer& p = at(r);
+    const std::uint64_t number = p.sends_complete + p.sends.size();
+    p.sends.push_back({data, bytes, 0, channel, {}});
+    move_sends(r);
+    return number;
   }
 
-  bool sent(int r, int channel, std::uint64_t number, std::size_t bytes) {
+  bool sent(int r, std::uint64_t number) {
     const std::lock_guard lock(mutex_);
     look(r);
     check_fault();
-    if (bytes <= eager_bytes) return number <= at(r).frames_acknowledged + depth;
-    return find_large(r, channel, number) == nullptr;
+    return number < at(r).sends_complete;
   }
 
   /// Keeps what a send that nobody asks for any more sends from.
-  void keep_sending(int r, int channel, std::uint64_t number, std::size_t bytes,
-                    std::shared_ptr<const void> memory) {
+  void keep_sending(int r, std::uint64_t number, std::shared_ptr<const void> memory) {
     const std::lock_guard lock(mutex_);
-    if (bytes <= eager_bytes) return;  // was copied
-    if (large_send* message = find_large(r, channel, number)) message->memory = std::move(memory);
+    peer& p = at(r);
+    if (number >= p.sends_complete) p.sends[number - p.sends_complete].memory = std::move(memory);
   }
 
-  /// A receive of a large message.
-  struct large_receive {
-    c10d_work data;
-    c10d_work end;
-    std::uint64_t word = 0;
-    std::uint64_t expected = 0;
-    std::uint64_t place = 0;
-    std::shared_ptr<const void> memory;  // of one that nobody asks for any more
-  };
-
-  /// The place of the small message among those of the channel, or a large one.
-  std::uint64_t receive_small(int r, int channel, std::byte* data, std::size_t bytes) {
+  /// The number of the message among those of its channel.
+  std::uint64_t receive(int r, int channel, std::byte* data, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     stream& s = at(r).streams[static_cast<std::size_t>(channel)];
-    const std::uint64_t place = s.small_asked++;
-    if (!s.early.empty()) {
-      const std::vector<std::byte> message = std::move(s.early.front());
+    s.asked.push_back({data, bytes, 0});
+    const std::uint64_t number = s.complete + s.asked.size() - 1;
+    while (!s.asked.empty() && !s.early.empty()) {
+      deliver(r, s, *s.early.front());
+      keep(std::move(s.early.front()));
       s.early.pop_front();
-      deliver(r, {data, bytes}, message);
-    } else {
-      s.asked.push_back({data, bytes});
     }
-    return place;
+    return number;
   }
 
-  bool received_small(int r, int channel, std::uint64_t place) {
+  bool received(int r, int channel, std::uint64_t number) {
     const std::lock_guard lock(mutex_);
     look(r);
     check_fault();
-    return place < small_delivered(at(r).streams[static_cast<std::size_t>(channel)]);
+    return number < at(r).streams[static_cast<std::size_t>(channel)].complete;
   }
 
   /// What comes for this receive is dropped.
-  void forget_small(int r, int channel, std::uint64_t place) {
+  void forget(int r, int channel, std::uint64_t number) {
     const std::lock_guard lock(mutex_);
     stream& s = at(r).streams[static_cast<std::size_t>(channel)];
-    const std::uint64_t delivered = small_delivered(s);
-    if (place >= delivered) s.asked[place - delivered].data = nullptr;
-  }
-
-  std::unique_ptr<large_receive> receive_large(int r, int channel, std::byte* data,
-                                               std::size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    auto message = std::make_unique<large_receive>();
-    message->place = at(r).streams[static_cast<std::size_t>(channel)].large_asked++;
-    message->expected = mark(message->place) ^ bytes;
-    if (!at(r).broken) {
-      attempt(r, [&] {
-        message->data = start_receive(r, channel, data, bytes);
-        message->end = start_receive(r, channel, bytes_of(message->word), sizeof message->word);
-      });
-    }
-    return message;
-  }
-
-  bool received_large(int r, int channel, large_receive& message) {
-    const std::lock_guard lock(mutex_);
-    look(r);
-    check_fault();
-    if (peek(bytes_of(message.word)) != message.expected) return false;
-    bool complete = false;
-    attempt(
-        r, [&] { complete = message.data->wait(c10d_settled) && message.end->wait(c10d_settled); });
-    if (complete) {
-      send_frame(r, c10d_frame_kind::acknowledgement, channel, message.place, nullptr, 0);
-    }
-    return complete;
-  }
-
-  void keep_receiving(std::unique_ptr<large_receive> message, std::shared_ptr<const void> memory) {
-    const std::lock_guard lock(mutex_);
-    message->memory = std::move(memory);
-    kept_.push_back(std::move(message));
+    if (number >= s.complete) s.asked[number - s.complete].data = nullptr;
   }
 
   /// The last word of this rank; only the first one is sent.
   void say_last(c10d_frame_kind kind, const void* text, std::size_t bytes) noexcept {
     const std::lock_guard lock(mutex_);
     if (std::exchange(has_said_last_, true)) return;
+    has_failed_ = kind == c10d_frame_kind::notice;
     for (int r = 0; r < size(); ++r) {
       if (r == rank_) continue;
       try {
-        send_frame(r, kind, 0, 0, text, bytes);
+        send_frame(r, kind, 0, bytes, text, bytes);
       } catch (...) {
         // Best effort: who waits has a deadline.
       }
+    }
+  }
+
+  /// Lets what is on its way reach the system, which sends it whatever becomes
+  /// of this process: a closed connection drops what gloo still has. Waits for
+  /// peers that do not receive for two seconds at most.
+  void flush() noexcept {
+    std::vector<c10d_work> last;
+    {
+      const std::lock_guard lock(mutex_);
+      if (has_failed_) return;
+      for (int r = 0; r < size(); ++r) {
+        if (r == rank_) continue;
+        look(r);
+        const peer& p = at(r);
+        if (p.left || p.broken || p.frames.empty() || p.frames.back().work == nullptr) continue;
+        std::size_t bytes = 0;
+        for (const sent_frame& f : p.frames) bytes += f.frame->size();
+        // The buffer of a socket has room for so much.
+        if (bytes > 4096) last.push_back(p.frames.back().work);
+      }
+    }
+    if (last.empty()) return;
+    try {
+      std::mutex mutex;
+      std::condition_variable over;
+      bool is_over = false;
+      std::thread waiter([&] {
+        for (const c10d_work& work : last) {
+          try {
+            work->wait(c10d_settled);
+          } catch (...) {
+            // The peer has gone.
+          }
+        }
+        const std::lock_guard lock(mutex);
+        is_over = true;
+        over.notify_all();
+      });
+      {
+        std::unique_lock lock(mutex);
+        if (!over.wait_for(lock, std::chrono::seconds(2), [&] { return is_over; })) {
+          for (const c10d_work& work : last) work->abort();
+        }
+      }
+      waiter.join();
+    } catch (...) {
+      // No thread, no waiting.
     }
   }
 
@@ -532,43 +542,44 @@ class c10d_link {
 
  private:
   static constexpr std::size_t depth = 16;
-  static constexpr int frame_tag = channels;
+  static constexpr int tag = 0;
 
   struct posted {
-    c10d_frame frame;
+    std::unique_ptr<c10d_frame> frame;
     c10d_work work;
   };
   struct sent_frame {
     std::unique_ptr<c10d_frame> frame;
     c10d_work work;
   };
-  struct large_send {
-    c10d_work data;
-    c10d_work end;
-    std::uint64_t word = 0;
-    std::uint64_t place = 0;
-    std::shared_ptr<const void> memory;
-  };
-  struct landing {
-    std::byte* data;
+  struct outgoing {
+    const std::byte* data;
     std::size_t bytes;
+    std::size_t moved;
+    int channel;
+    std::shared_ptr<const void> memory;  // of one that nobody asks for any more
   };
-  /// Of one peer and channel.
+  struct incoming {
+    std::byte* data;  // null: nobody asks for it any more
+    std::size_t bytes;
+    std::size_t moved;
+  };
+  /// What comes from one peer on one channel.
   struct stream {
-    std::uint64_t small_asked = 0;
-    std::deque<landing> asked;                 // receives without a message
-    std::deque<std::vector<std::byte>> early;  // messages without a receive
-    std::uint64_t large_asked = 0;
-    std::uint64_t large_sent = 0;
-    std::deque<std::unique_ptr<large_send>> large_sends;
+    std::deque<incoming> asked;
+    std::deque<std::unique_ptr<c10d_frame>> early;  // frames of messages without a receive
+    std::uint64_t complete = 0;
   };
   struct peer {
-    std::unique_ptr<std::array<posted, depth>> ring;
+    std::array<posted, depth> ring;  // frame n is in n % depth
     std::uint64_t frames_taken = 0;
-    std::uint64_t frames_told = 0;  // taken, as the peer knows
+    std::uint64_t room_made = 0;  // of those taken, how many have been posted again
+    std::uint64_t room_told = 0;  // as the peer knows
     std::uint64_t frames_sent = 0;
-    std::uint64_t frames_acknowledged = 0;
-    std::deque<sent_frame> frames;  // sent and not acknowledged
+    std::uint64_t room_there = 0;   // what the peer has told
+    std::deque<sent_frame> frames;  // sent, with no room made for them since
+    std::deque<outgoing> sends;     // not yet in frames as a whole
+    std::uint64_t sends_complete = 0;
     std::array<stream, channels> streams;
     std::vector<std::byte> notice;
     bool met = false;
@@ -579,16 +590,16 @@ class c10d_link {
   peer& at(int r) noexcept { return peers_[static_cast<std::size_t>(r)]; }
   static std::string rank_text(int r) { return "rank " + std::to_string(r); }
 
-  /// What nobody else writes by chance.
-  std::uint64_t mark(std::uint64_t number) const noexcept {
-    return session_ ^ ((number + 1) * 0x9e3779b97f4a7c15);
+  /// Another one for each frame of a session: memory that has been a frame
+  /// before becomes one again.
+  std::uint64_t mark(int from, int to, std::uint64_t number) const noexcept {
+    const std::uint64_t pair =
+        static_cast<std::uint64_t>(from) * peers_.size() + static_cast<std::uint64_t>(to);
+    return session_ ^ (((pair << 40) ^ (number + 1)) * 0x9e3779b97f4a7c15);  // odd: one to one
   }
 
-  static std::byte* bytes_of(std::uint64_t& word) noexcept {
-    return reinterpret_cast<std::byte*>(&word);
-  }
-
-  /// A word that gloo's thread may be writing: no more than a hint that a wait will not wait.
+  /// A word that gloo's thread may be writing: no more than a hint that a wait
+  /// will not wait.
   static std::uint64_t peek(const std::byte* at) noexcept {
     std::byte bytes[sizeof(std::uint64_t)];
     for (std::size_t i = 0; i < sizeof bytes; ++i) {
@@ -597,7 +608,7 @@ class c10d_link {
     return std::bit_cast<std::uint64_t>(bytes);
   }
 
-  /// What gloo refuses from now on ends the connection; `state` tells.
+  /// What gloo refuses ends the connection; `state` tells.
   template <class Body>
   void attempt(int r, Body&& body) {
     try {
@@ -609,120 +620,133 @@ class c10d_link {
     }
   }
 
-  c10d_work start_send(int r, int tag, std::byte* data, std::size_t bytes) {
-    std::vector<at::Tensor> tensors{c10d_tensor(data, bytes)};
-    return backend_->send(tensors, r, tag);
-  }
-
-  c10d_work start_receive(int r, int tag, std::byte* data, std::size_t bytes) {
-    std::vector<at::Tensor> tensors{c10d_tensor(data, bytes)};
-    return backend_->recv(tensors, r, tag);
-  }
-
-  void post_frame(int r, std::size_t index) {
-    posted& p = (*at(r).ring)[index];
+  void post(int r, posted& p) {
     attempt(r, [&] {
-      p.work = start_receive(r, frame_tag, reinterpret_cast<std::byte*>(&p.frame),
-                             sizeof p.frame.head + sizeof p.frame.rest);
+      std::vector<at::Tensor> tensors{c10d_tensor(p.frame->data(), sizeof(c10d_frame))};
+      p.work = backend_->recv(tensors, r, tag);
     });
   }
 
-  void send_frame(int r, c10d_frame_kind kind, int channel, std::uint64_t place,
+  void keep(std::unique_ptr<c10d_frame> frame) {
+    if (spare_.size() < 4 * depth) spare_.push_back(std::move(frame));
+  }
+
+  std::unique_ptr<c10d_frame> take_spare() {
+    if (spare_.empty()) return c10d_frame::make();
+    auto frame = std::move(spare_.back());
+    spare_.pop_back();
+    return frame;
+  }
+
+  void send_frame(int r, c10d_frame_kind kind, int channel, std::size_t message_bytes,
                   const void* payload, std::size_t bytes) {
     peer& p = at(r);
-    if (p.broken) {
-      ++p.frames_sent;  // never acknowledged
-      return;
-    }
-    std::unique_ptr<c10d_frame> frame;
-    if (spare_.empty()) {
-      frame = std::make_unique<c10d_frame>();
-    } else {
-      frame = std::move(spare_.back());
-      spare_.pop_back();
-    }
-    c10d_frame_head& head = frame->head;
-    head.mark = mark(p.frames_sent++);
-    head.kind = static_cast<std::uint32_t>(kind);
-    head.channel = static_cast<std::uint32_t>(channel);
-    head.place = place;
-    p.frames_told = p.frames_taken;
-    head.received = static_cast<std::uint32_t>(p.frames_taken);
-    head.bytes = static_cast<std::uint32_t>(bytes);
-    if (bytes != 0) std::memcpy(frame->rest, payload, bytes);
-    std::memcpy(frame->rest + bytes, &head.mark, sizeof head.mark);
-    p.frames.push_back({std::move(frame), {}});
+    if (p.broken) return;
+    p.frames.push_back({take_spare(), {}});
+    c10d_frame& frame = *p.frames.back().frame;
+    frame.head = {mark(rank_, r, p.frames_sent++),         message_bytes,
+                  static_cast<std::uint32_t>(kind),        static_cast<std::uint32_t>(channel),
+                  static_cast<std::uint32_t>(p.room_made), static_cast<std::uint32_t>(bytes)};
+    p.room_told = p.room_made;
+    if (bytes != 0) std::memcpy(frame.rest, payload, bytes);
+    std::memcpy(frame.rest + bytes, &frame.head.mark, sizeof frame.head.mark);
     attempt(r, [&] {
-      c10d_frame& sent = *p.frames.back().frame;
-      p.frames.back().work =
-          start_send(r, frame_tag, reinterpret_cast<std::byte*>(&sent), sent.size());
+      std::vector<at::Tensor> tensors{c10d_tensor(frame.data(), frame.size())};
+      p.frames.back().work = backend_->send(tensors, r, tag);
     });
   }
 
-  /// Takes the frames that have come from a peer.
-  void look(int r) {
+  /// Sends as much as there is room for.
+  void move_sends(int r) {
     peer& p = at(r);
-    for (;;) {
-      posted& next = (*p.ring)[p.frames_taken % depth];
-      if (next.work == nullptr) return;
-      const std::uint64_t expected = mark(p.frames_taken);
-      const auto* memory = reinterpret_cast<const std::byte*>(&next.frame);
-      if (peek(memory) != expected) return;
-      // Until the frame is there as a whole, its size is a hint, too.
-      const auto bytes = static_cast<std::size_t>(
-          static_cast<const volatile std::uint32_t&>(next.frame.head.bytes));
-      if (bytes > eager_bytes || peek(memory + sizeof next.frame.head + bytes) != expected) return;
-      bool complete = false;
-      attempt(r, [&] { complete = next.work->wait(c10d_settled); });
-      if (!complete) return;
-      next.work.reset();
-      const std::size_t index = p.frames_taken++ % depth;
-      take(r, next.frame);
-      if (!p.broken) post_frame(r, index);
-      // One that only receives must tell now and then.
-      if (!p.broken && p.frames_taken - p.frames_told >= depth / 2) {
-        send_frame(r, c10d_frame_kind::acknowledgement, channels, 0, nullptr, 0);
-      }
+    while (!p.sends.empty() && !p.broken && p.frames_sent < p.room_there + depth) {
+      outgoing& s = p.sends.front();
+      const std::size_t part = (std::min)(s.bytes - s.moved, c10d_frame::most_bytes);
+      send_frame(r, c10d_frame_kind::data, s.channel, s.bytes, s.data + s.moved, part);
+      s.moved += part;
+      if (s.moved < s.bytes) continue;
+      p.sends.pop_front();
+      ++p.sends_complete;
     }
   }
 
-  void take(int r, const c10d_frame& frame) {
+  /// Takes the frames that have come from a peer, and sends what there is room
+  /// for then.
+  void look(int r) {
     peer& p = at(r);
-    const c10d_frame_head& head = frame.head;
-    // 32 bits are enough: fewer than `depth` are on their way.
-    const auto news = static_cast<std::uint32_t>(head.received -
-                                                 static_cast<std::uint32_t>(p.frames_acknowledged));
-    for (std::uint32_t i = 0; i < news && !p.frames.empty(); ++i) {
-      release(p.frames.front());
+    bool news = false;
+    while (take_next(r)) news = true;
+    if (!news || p.broken) return;
+    move_sends(r);
+    // One that only receives must tell now and then.
+    if (p.room_made - p.room_told >= depth / 2) {
+      send_frame(r, c10d_frame_kind::room, 0, 0, nullptr, 0);
+    }
+  }
+
+  bool take_next(int r) {
+    peer& p = at(r);
+    posted& next = p.ring[p.frames_taken % depth];
+    if (next.work == nullptr) return false;
+    const std::uint64_t expected = mark(r, rank_, p.frames_taken);
+    const std::byte* const memory = next.frame->data();
+    if (peek(memory) != expected) return false;
+    // Until the frame is there as a whole, its size is a hint, too.
+    const auto bytes = static_cast<std::size_t>(
+        static_cast<const volatile std::uint32_t&>(next.frame->head.bytes));
+    if (bytes > c10d_frame::most_bytes ||
+        peek(memory + sizeof(c10d_frame_head) + bytes) != expected) {
+      return false;
+    }
+    bool complete = false;
+    attempt(r, [&] { complete = next.work->wait(c10d_settled); });
+    if (!complete) return false;
+    next.work.reset();
+    ++p.frames_taken;
+    take(r, next.frame);
+    if (p.frames_taken - p.room_made >= depth / 4) make_room(r);
+    return true;
+  }
+
+  void make_room(int r) {
+    peer& p = at(r);
+    while (!p.broken && p.room_made < p.frames_taken) {
+      posted& free = p.ring[p.room_made % depth];
+      if (free.frame == nullptr) free.frame = take_spare();
+      post(r, free);
+      ++p.room_made;
+    }
+  }
+
+  void take(int r, std::unique_ptr<c10d_frame>& frame) {
+    peer& p = at(r);
+    const c10d_frame_head& head = frame->head;
+    // 32 bits are enough: fewer than `depth` are new.
+    const std::uint32_t more = head.room - static_cast<std::uint32_t>(p.room_there);
+    for (std::uint32_t i = 0; i < more && !p.frames.empty(); ++i) {
+      p.frames.front().work.reset();  // waits for gloo's thread where that is
+                                      // not through yet
+      keep(std::move(p.frames.front().frame));
       p.frames.pop_front();
-      ++p.frames_acknowledged;
+      ++p.room_there;
     }
     switch (static_cast<c10d_frame_kind>(head.kind)) {
       case c10d_frame_kind::hello:
-        greet(r, frame);
+        greet(r, *frame);
         break;
       case c10d_frame_kind::data: {
         stream& s = p.streams[head.channel % channels];
         if (s.asked.empty()) {
-          s.early.emplace_back(frame.rest, frame.rest + head.bytes);
+          s.early.push_back(std::move(frame));
         } else {
-          const landing where = s.asked.front();
-          s.asked.pop_front();
-          deliver(r, where, {frame.rest, head.bytes});
+          deliver(r, s, *frame);
         }
         break;
       }
-      case c10d_frame_kind::acknowledgement:
-        if (head.channel < channels) {
-          auto& sends = p.streams[head.channel].large_sends;
-          const auto found = std::find_if(sends.begin(), sends.end(), [&](const auto& message) {
-            return message->place == head.place;
-          });
-          if (found != sends.end()) sends.erase(found);
-        }
+      case c10d_frame_kind::room:
         break;
       case c10d_frame_kind::notice:
-        p.notice.assign(frame.rest, frame.rest + head.bytes);
+        p.notice.assign(frame->rest, frame->rest + head.bytes);
         break;
       case c10d_frame_kind::goodbye:
         p.left = true;
@@ -730,34 +754,37 @@ class c10d_link {
     }
   }
 
-  void release(sent_frame& frame) {
-    frame.work.reset();  // waits for gloo's thread where that has not noticed yet
-    if (spare_.size() < 4 * depth) spare_.push_back(std::move(frame.frame));
-  }
-
   void greet(int r, const c10d_frame& frame) {
     c10d_hello hello{};
     std::memcpy(&hello, frame.rest, (std::min)(sizeof hello, std::size_t{frame.head.bytes}));
     const std::string who = "rankfold: c10d_transport: rank " + std::to_string(rank_) + " of " +
-                            std::to_string(size()) + " could not start: ";
+                            std::to_string(size()) + " could not start: " + rank_text(r);
     if (hello.magic != c10d_magic) {
-      fault_ = who + rank_text(r) + " has another version of rankfold";
+      fault_ = who + " has another version of rankfold";
     } else if (hello.workspace_bytes != workspace_bytes_) {
-      fault_ = who + rank_text(r) + " has a workspace of " + bytes_text(hello.workspace_bytes) +
-               ", expected " + bytes_text(workspace_bytes_) + ", as this rank has";
+      fault_ = who + " has a workspace of " + bytes_text(hello.workspace_bytes) + ", expected " +
+               bytes_text(workspace_bytes_) + ", as this rank has";
     }
     hosts_[static_cast<std::size_t>(r)] = hello.host;
     at(r).met = true;
   }
 
-  void deliver(int r, landing where, std::span<const std::byte> message) {
-    if (where.data == nullptr && where.bytes != 0) return;  // forgotten
-    if (message.size() == where.bytes) {
-      if (where.bytes != 0) std::memcpy(where.data, message.data(), where.bytes);
+  void deliver(int r, stream& s, const c10d_frame& frame) {
+    incoming& where = s.asked.front();
+    const std::size_t bytes = frame.head.bytes;
+    if (frame.head.message_bytes != where.bytes || bytes > where.bytes - where.moved) {
+      fault_ = "rankfold: a message of " + std::to_string(frame.head.message_bytes) +
+               " bytes came from " + rank_text(r) + " where one of " + std::to_string(where.bytes) +
+               " was expected";
       return;
     }
-    fault_ = "rankfold: a message of " + std::to_string(message.size()) + " bytes came from " +
-             rank_text(r) + " where one of " + std::to_string(where.bytes) + " was expected";
+    if (bytes != 0 && where.data != nullptr) {
+      std::memcpy(where.data + where.moved, frame.rest, bytes);
+    }
+    where.moved += bytes;
+    if (where.moved < where.bytes) return;
+    s.asked.pop_front();
+    ++s.complete;
   }
 
   /// For what is found out where nothing can be thrown.
@@ -765,24 +792,13 @@ class c10d_link {
     if (!fault_.empty()) throw transport_error(fault_);
   }
 
-  static std::uint64_t small_delivered(const stream& s) noexcept {
-    return s.small_asked - s.asked.size();
-  }
-
-  large_send* find_large(int r, int channel, std::uint64_t place) {
-    for (const auto& message : at(r).streams[static_cast<std::size_t>(channel)].large_sends) {
-      if (message->place == place) return message.get();
-    }
-    return nullptr;
-  }
-
-  /// Whether gloo has seen the connection end. It tells only who waits; a wait that has been
-  /// aborted ends at once. The receive that was posted last: the one that a frame is just coming
-  /// for gets no exception.
+  /// Whether gloo has seen the connection end. It tells only who waits; a wait
+  /// that has been aborted ends at once. The receive that was posted last: the
+  /// one that a frame is just coming for gets no exception.
   void probe(int r) {
     peer& p = at(r);
     if (p.broken) return;
-    const c10d_work& work = (*p.ring)[(p.frames_taken + depth - 1) % depth].work;
+    const c10d_work& work = p.ring[(p.room_made + depth - 1) % depth].work;
     if (work == nullptr) return;
     attempt(r, [&] {
       work->abort();
@@ -793,8 +809,10 @@ class c10d_link {
   /// Ends all connections. gloo keeps them while a transfer is there.
   void drop_everything() noexcept {
     backend_.reset();
-    peers_.clear();
-    kept_.clear();
+    for (peer& p : peers_) {
+      for (posted& one : p.ring) one.work.reset();
+      for (sent_frame& one : p.frames) one.work.reset();
+    }
   }
 
   c10::intrusive_ptr<::c10d::Backend> backend_;
@@ -807,33 +825,36 @@ class c10d_link {
   std::vector<std::uint64_t> hosts_;
   std::vector<peer> peers_;
   std::vector<std::unique_ptr<c10d_frame>> spare_;
-  std::vector<std::unique_ptr<large_receive>> kept_;
   std::string fault_;
   bool has_said_last_ = false;
+  bool has_failed_ = false;
 };
 
 }  // namespace detail
 
 /// One rank of a torch.distributed process group whose CPU backend is gloo.
 ///
-/// - All messages go over connections of its own, made by the group's gloo backend over the group's
-///   store: torch's collectives are not disturbed, nor do their timeouts end anything here. The
-///   group may be destroyed before the transport.
-/// - No thread of torch waits for a peer: gloo's thread moves messages on, also while nobody is in
+/// - All messages go over connections of its own, made by the group's gloo
+/// backend over the group's
+///   store: torch's collectives are not disturbed, nor do their timeouts end
+///   anything here. The group may be destroyed before the transport.
+/// - No thread of torch waits for a peer: gloo's thread moves messages on, also
+/// while nobody is in
 ///   a call.
-/// - A process that ends is seen as `died` at once, one that destroys its transport as `left`. A
-///   host that cannot be reached any more, or a rank that is stopped, only a deadline ends.
-/// - Both sides of a message must have the same size: where a large one is longer than its receive,
-///   gloo ends the process.
-/// - SIGPIPE must be ignored, as Python does: gloo writes to connections that peers may have
-/// closed.
+/// - A process that ends is seen as `died` at once, one that destroys its
+/// transport as `left`. A
+///   host that cannot be reached any more, or a rank that is stopped, only a
+///   deadline ends.
+/// - SIGPIPE must be ignored, as Python does: gloo writes to connections that
+/// peers have closed.
 class c10d_transport {
   using link = detail::c10d_link;
 
  public:
   static constexpr int channels = link::channels;
 
-  /// A transfer. One that is destroyed before it is done must have been given to `abandon`.
+  /// A transfer. One that is destroyed before it is done must have been given
+  /// to `abandon`.
   class request {
    public:
     request() = default;
@@ -842,31 +863,25 @@ class c10d_transport {
 
    private:
     friend class c10d_transport;
-    enum class kind { none, send, small_receive, large_receive };
-    request(kind what, int peer, int channel, std::uint64_t number, std::size_t bytes,
-            std::unique_ptr<link::large_receive> large = {}) noexcept
-        : what_(what),
-          peer_(peer),
-          channel_(channel),
-          number_(number),
-          bytes_(bytes),
-          large_(std::move(large)) {}
+    enum class kind { none, send, receive };
+    request(kind what, int peer, int channel, std::uint64_t number) noexcept
+        : what_(what), peer_(peer), channel_(channel), number_(number) {}
 
     kind what_ = kind::none;
     int peer_ = 0;
     int channel_ = 0;
     std::uint64_t number_ = 0;
-    std::size_t bytes_ = 0;
-    std::unique_ptr<link::large_receive> large_;
   };
 
-  /// All ranks of the process group of that name, such as `dist.group.WORLD.group_name`.
+  /// All ranks of the process group of that name, such as
+  /// `dist.group.WORLD.group_name`.
   ///
-  /// Collective: all ranks of the group; in the same order, and one at a time, where there are more
-  /// than one of a group.
-  /// Throws:     `rendezvous_error` where they do not all come in time, naming them;
-  ///             `transport_error` where torch refuses something; `std::invalid_argument` for a
-  ///             group that is not known here or has no gloo backend.
+  /// Collective: all ranks of the group; in the same order, and one at a time,
+  /// where there are more than one of a group. Throws:     `rendezvous_error`
+  /// where they do not all come in time, naming them;
+  ///             `transport_error` where torch refuses something;
+  ///             `std::invalid_argument` for a group that is not known here or
+  ///             has no gloo backend.
   static c10d_transport from(const std::string& group_name, c10d_options options = {}) {
     c10::intrusive_ptr<::c10d::ProcessGroup> group;
     try {
@@ -874,7 +889,8 @@ class c10d_transport {
     } catch (const std::exception&) {
       throw std::invalid_argument(
           "rankfold: c10d_transport::from: there is no process group \"" + group_name +
-          "\" in this process; torch.distributed.init_process_group makes the default one, whose "
+          "\" in this process; torch.distributed.init_process_group makes the "
+          "default one, whose "
           "name is torch.distributed.group.WORLD.group_name");
     }
     return from(group, std::move(options));
@@ -896,8 +912,11 @@ class c10d_transport {
     }
     if (backend == nullptr || found != "gloo") {
       throw std::invalid_argument(
-          "rankfold: c10d_transport::from: the process group's backend for the CPU is " + found +
-          ", expected gloo: init_process_group(\"gloo\") or \"cpu:gloo,cuda:nccl\"");
+          "rankfold: c10d_transport::from: the process group's backend for the "
+          "CPU is " +
+          found +
+          ", expected gloo: init_process_group(\"gloo\") or "
+          "\"cpu:gloo,cuda:nccl\"");
     }
     const std::uint64_t host =
         options.host.empty() ? detail::c10d_host_mark() : detail::c10d_hash(options.host);
@@ -905,8 +924,8 @@ class c10d_transport {
                 options.workspace_bytes, host, options.timeout, options.interrupt);
   }
 
-  /// The transport of a group of this one's ranks; see splittable_transport. Has connections of its
-  /// own, made as those of this one were.
+  /// The transport of a group of this one's ranks; see splittable_transport.
+  /// Has connections of its own, made as those of this one were.
   c10d_transport child(std::span<const int> members, int rank, std::string_view key,
                        const child_options& options = {}) const {
     const int size = static_cast<int>(members.size());
@@ -925,10 +944,12 @@ class c10d_transport {
   ~c10d_transport() {
     if (link_ == nullptr) return;
     if (generation_ != detail::fork_generation()) {
-      (void)link_.release();  // the parent's, with threads that this process does not have
+      (void)link_.release();  // the parent's, with threads that this process
+                              // does not have
       return;
     }
     link_->say_last(detail::c10d_frame_kind::goodbye, nullptr, 0);
+    link_->flush();
   }
 
   int rank() const noexcept { return link_->rank(); }
@@ -943,7 +964,8 @@ class c10d_transport {
     }
   }
 
-  /// A number a rank, equal for ranks that say that they are on one host; see c10d_options::host.
+  /// A number a rank, equal for ranks that say that they are on one host; see
+  /// c10d_options::host.
   std::vector<int> hosts() const {
     const std::vector<std::uint64_t>& known = link_->hosts();
     std::vector<int> marks;
@@ -956,57 +978,29 @@ class c10d_transport {
 
   request send(int peer, int channel, const std::byte* data, std::size_t bytes) {
     check(peer, channel);
-    return {request::kind::send, peer, channel, link_->send(peer, channel, data, bytes), bytes};
+    return {request::kind::send, peer, channel, link_->send(peer, channel, data, bytes)};
   }
 
   request receive(int peer, int channel, std::byte* data, std::size_t bytes) {
     check(peer, channel);
-    if (bytes <= link::eager_bytes) {
-      return {request::kind::small_receive, peer, channel,
-              link_->receive_small(peer, channel, data, bytes), bytes};
-    }
-    return {request::kind::large_receive,
-            peer,
-            channel,
-            0,
-            bytes,
-            link_->receive_large(peer, channel, data, bytes)};
+    return {request::kind::receive, peer, channel, link_->receive(peer, channel, data, bytes)};
   }
 
   bool done(request& r) {
-    bool is_done = true;
-    switch (r.what_) {
-      case request::kind::none:
-        break;
-      case request::kind::send:
-        is_done = link_->sent(r.peer_, r.channel_, r.number_, r.bytes_);
-        break;
-      case request::kind::small_receive:
-        is_done = link_->received_small(r.peer_, r.channel_, r.number_);
-        break;
-      case request::kind::large_receive:
-        is_done = link_->received_large(r.peer_, r.channel_, *r.large_);
-        break;
-    }
+    const bool is_done =
+        r.what_ == request::kind::none ||
+        (r.what_ == request::kind::send ? link_->sent(r.peer_, r.number_)
+                                        : link_->received(r.peer_, r.channel_, r.number_));
     if (is_done) r = request();
     return is_done;
   }
 
   void abandon(request&& r, std::shared_ptr<const void> memory) noexcept {
-    request taken = std::move(r);
-    switch (taken.what_) {
-      case request::kind::none:
-        break;
-      case request::kind::send:
-        link_->keep_sending(taken.peer_, taken.channel_, taken.number_, taken.bytes_,
-                            std::move(memory));
-        break;
-      case request::kind::small_receive:
-        link_->forget_small(taken.peer_, taken.channel_, taken.number_);
-        break;
-      case request::kind::large_receive:
-        link_->keep_receiving(std::move(taken.large_), std::move(memory));
-        break;
+    const request taken = std::exchange(r, request());
+    if (taken.what_ == request::kind::send) {
+      link_->keep_sending(taken.peer_, taken.number_, std::move(memory));
+    } else if (taken.what_ == request::kind::receive) {
+      link_->forget(taken.peer_, taken.channel_, taken.number_);
     }
   }
 
@@ -1060,12 +1054,14 @@ class c10d_transport {
 };
 static_assert(message_transport<c10d_transport> && splittable_transport<c10d_transport>);
 
-/// Shared memory inside of a host, a torch.distributed process group between hosts.
+/// Shared memory inside of a host, a torch.distributed process group between
+/// hosts.
 using c10d_hierarchical_transport = hierarchical_transport<shm_transport, c10d_transport>;
 
 /// All ranks of the process group of that name, on whatever hosts they are. See
-/// c10d_transport::from; ranks that say that they are on one host must meet by shm_transport, or
-/// this throws on all of that host (and the others see at their first call that these have left).
+/// c10d_transport::from; ranks that say that they are on one host must meet by
+/// shm_transport, or this throws on all of that host (and the others see at
+/// their first call that these have left).
 inline c10d_hierarchical_transport c10d_hierarchical(const std::string& group_name,
                                                      const c10d_options& options = {}) {
   c10d_transport all = c10d_transport::from(group_name, options);
@@ -1082,7 +1078,8 @@ inline c10d_hierarchical_transport c10d_hierarchical(const std::string& group_na
           "rankfold: c10d_hierarchical: " +
           detail::ranks_text(host_layout::of(hosts).neighbours(own)) +
           " say that they are on one host, but cannot meet there: " + detail::inner_text(e.what()) +
-          "; where they are not on one host, give each host a name in c10d_options::host");
+          "; where they are not on one host, give each host a name in "
+          "c10d_options::host");
     }
   };
   return c10d_hierarchical_transport::compose(
