@@ -510,7 +510,7 @@ class async_engine final : public async_core {
   std::chrono::steady_clock::time_point check_all(std::chrono::steady_clock::time_point now) {
     checked_ = now;
     advancing_ = true;
-    auto next = std::chrono::steady_clock::time_point::max();
+    auto next = (std::chrono::steady_clock::time_point::max)();
     try {
       for (const std::shared_ptr<transfer>& t : in_flight_) {
         next = (std::min)(next, context_->check(*t->state, now));

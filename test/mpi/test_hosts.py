@@ -58,6 +58,7 @@ def conformance(made, program, ranks, *of):
 @pytest.mark.parametrize("program, ranks", [
     ("conformance", [2, 2]),
     ("hierarchical", [2, 2]),
+    ("hierarchical", [1, 1]),
     ("hierarchical", [3, 1]),
     ("hierarchical", [3, 2]),
 ], ids=str)

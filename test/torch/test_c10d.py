@@ -304,7 +304,7 @@ def test_a_rank_that_is_killed_is_noticed_by_all(c10d_extension, kind, hosts, vi
             assert calls > 0 and end - begin < SOON
 
 
-@VICTIMS
+@pytest.mark.parametrize("kind,hosts,victim,count", [("c10d", "", 0, 300_000), ("hierarchical", "aabb", 2, 4)])
 def test_a_rank_that_is_stopped_ends_all_calls_at_the_deadline(c10d_extension, kind, hosts, victim, count):
     with Group(4, c10d_extension) as ranks:
         running(ranks, kind, hosts, count)
