@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The steps over messages, with messages that need the receiver to be complete and with others.
-#include "rankfold/testing/mailbox_transport.hpp"
-
 #include <cstddef>
 #include <functional>
 #include <utility>
 
 #include "conformance/check.hpp"
+#include "rankfold/testing/mailbox_transport.hpp"
 #include "support/rank_threads.hpp"
 
 using namespace rankfold;
@@ -18,11 +17,11 @@ TEST_CASE("message transports pass the conformance checks", "[conformance][mailb
     check_conformance<mailbox_transport>(
         [eager](int ranks, const communicator_options& options,
                 const std::function<void(communicator<mailbox_transport>&)>& f) {
-          auto transports = mailbox_transport::create(
-              ranks, {.workspace_bytes = 65536, .eager_bytes = eager});
+          auto transports =
+              mailbox_transport::create(ranks, {.workspace_bytes = 65536, .eager_bytes = eager});
           run_rank_threads(ranks, [&](int r) {
-            communicator<mailbox_transport> comm(
-                std::move(transports[static_cast<std::size_t>(r)]), options);
+            communicator<mailbox_transport> comm(std::move(transports[static_cast<std::size_t>(r)]),
+                                                 options);
             f(comm);
           });
         },
