@@ -158,8 +158,7 @@ TEST_CASE("a packet of another group, version or step is refused", "[message_con
     forged.fingerprint[0] = call.words[0];
     forged.fingerprint[1] = call.words[1];
     spoil(forged);
-    auto request =
-        transports[1].send(0, 0, reinterpret_cast<const std::byte*>(&forged), sizeof forged);
+    (void)transports[1].send(0, 0, reinterpret_cast<const std::byte*>(&forged), sizeof forged);
     message_test_context ctx(std::move(transports[0]), {}, {.timeout = 5s});
     return failure_of([&] {
       ctx.run(call, [&] {
