@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs over several hosts, which are network namespaces: hosts.py."""
+"""Programs over several hosts, which are network namespaces: hosts.py.
 
+MPICH 4.0's MPI_Finalize hangs now and then over UCX's TCP, also in a program that has done nothing but
+MPI_Comm_dup and MPI_Allgather: one rank flushes its connections while the others wait for it and no longer answer.
+So its programs run here only where RANKFOLD_MPICH_HOSTS is set; see CONTRIBUTING.md.
+"""
+
+import os
 import time
 
 import hosts
@@ -9,6 +15,8 @@ import pytest
 
 
 def several(number):
+    if launcher.name == "mpich" and not os.environ.get("RANKFOLD_MPICH_HOSTS"):
+        pytest.skip("MPICH's MPI_Finalize hangs now and then over TCP (RANKFOLD_MPICH_HOSTS=1 runs this all the same)")
     try:
         with hosts.Hosts(number) as made:
             yield made
