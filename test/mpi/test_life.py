@@ -100,7 +100,9 @@ def test_a_rank_that_makes_one_call_fewer():
         total, error, took, later = said(found, rank)
         assert re.fullmatch(r"timeout_error: barrier \(call 2\) on rank [01] of 3 over mpi: rank 2 did not arrive "
                             "within 1 s", error)
-        assert 1 <= seconds(took) < 5
+        # Whose deadline comes first tells the other, who may have begun to wait a little later.
+        own = f"on rank {rank} of 3" in error
+        assert (1 if own else 0.5) <= seconds(took) < 5
         assert later == f"aborted_error: communicator was given up; first error: {error.partition(': ')[2]}"
     # What it needs is there: it completes this call, and would fail in the next.
     assert said(found, LAST) == ["sum 6", "no error"]
