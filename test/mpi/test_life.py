@@ -112,7 +112,8 @@ def test_a_rank_that_makes_one_call_fewer():
 def test_a_rank_that_is_killed_ends_the_job():
     """Which is what launchers do unless told otherwise: before the deadline, with an error code."""
     found = run("killed")
-    assert found.code != 0
+    # mpiexec of MPICH 4.2 (Debian 13) ends the job, too, but says 0.
+    assert found.code != 0 or launcher.name == "mpich" and launcher.version() >= (4, 2)
     assert found.seconds < 10
     for rank in range(LAST):
         assert said(found, rank) == ["sum 6"]
