@@ -138,8 +138,8 @@ class context<hierarchical_transport<Memory, Message>>
     for (const auto& units : units_of_) most_units_ = (std::max)(most_units_, units.size());
     // While a rank waits for its neighbours, what it has sent to other hosts must move on; else it
     // only listens, now and then: the CPU may be another rank's.
-    const auto others = [this, theirs = waiting.progress] {
-      if (theirs) theirs();
+    const auto others = [this] {
+      move_others_on();
       if (rail_ && rail_->has_transfers()) rail_->progress();
       if (const auto now = std::chrono::steady_clock::now(); now >= look_again_) {
         look_again_ = now + std::chrono::microseconds(200);
@@ -160,6 +160,7 @@ class context<hierarchical_transport<Memory, Message>>
       for (const auto& host : layout().ranks_of) {
         ranks.push_back(host[static_cast<std::size_t>(place)]);
       }
+      waiting.progress = [this] { return move_others_on(); };
       rail_ = std::make_unique<rail_context>(
           detail::message_view<Message>(holder::held.global(), std::move(ranks), 4), tune,
           std::move(waiting));
@@ -230,6 +231,9 @@ class context<hierarchical_transport<Memory, Message>>
 
  private:
   std::size_t world_ranks() const noexcept { return layout().host_of.size(); }
+
+  /// What set_progress has asked for by now; the parts ask for it while they wait.
+  bool move_others_on() { return this->waiting().progress && this->waiting().progress(); }
 
   static std::vector<int> all_ranks(const host_layout& layout) {
     std::vector<int> ranks(layout.host_of.size());

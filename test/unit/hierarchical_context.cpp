@@ -2,6 +2,7 @@
 // Several hosts: what crosses between the two levels, errors above all.
 #include "rankfold/hierarchical_context.hpp"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "rankfold/async.hpp"
 #include "support/catch.hpp"
 #include "support/contains.hpp"
 #include "support/simulated_hosts.hpp"
@@ -172,4 +174,24 @@ TEST_CASE("after an error no rank waits for what never comes, also where nobody 
       65536, /*notices_loss=*/false);
   for (const std::string& text : said) CHECK(contains(text, "expects 5"));
   CHECK(std::chrono::steady_clock::now() - begin < 20s);
+}
+
+TEST_CASE("a message that was posted moves on while a call of two levels waits", "[hierarchical]") {
+  std::vector<int> wrong(4, 0);
+  run_on_hosts(two_by_two, {.timeout = 20s}, [&](auto& comm) {
+    const int rank = comm.rank();
+    auto queue = comm.async();
+    std::vector<float> message(1000000, 7);  // in several pieces, each of which needs this rank
+    std::vector<float> x(50000, 1);
+    handle sent;
+    if (rank == 0) sent = queue.send(std::span<const float>(message), 3);
+    if (rank == 3) {
+      std::fill(message.begin(), message.end(), 0.0f);
+      queue.recv(std::span(message), 0).wait();  // before it joins the others
+    }
+    queue.all_reduce(std::span(x)).wait();
+    if (rank == 0) sent.wait();
+    wrong[static_cast<std::size_t>(rank)] = x[49999] != 4 || message[999999] != 7;
+  });
+  CHECK(wrong == std::vector<int>(4, 0));
 }
