@@ -88,7 +88,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     cpus_ = pair_cpus_ = detail::allowed_cpus();
     std::memcpy(&detail::cpus_of(own), &cpus_, sizeof cpus_);
     // Published with this rank's first step (the exchange in publish); peers read it after that.
-    detail::header_of(own).tuning_hash = tuning_.hash();
+    detail::header_of(own).tuning_hash = this->tuning_hash_;
     lines_ = detail::flags_of(own);
     sleepers_ = &detail::sleepers_of(own).count;
   }

@@ -237,6 +237,7 @@ class context_base {
         generation_(fork_generation()),
         inputs_(static_cast<std::size_t>(size)) {
     tuning_.inline_max_bytes = (std::min)(tuning_.inline_max_bytes, inline_capacity);
+    tuning_hash_ = tuning_.hash();
     waiting_.spin = (std::min)(waiting_.spin, slice);
     set_timeout(waiting_.timeout);
   }
@@ -299,7 +300,7 @@ class context_base {
   }
 
   [[gnu::cold]] void compare_tuning(int r, std::uint64_t s, std::uint64_t theirs) {
-    if (theirs == tuning_.hash()) return;
+    if (theirs == tuning_hash_) return;
     fail(failure::mismatch, where(s) + rank_text(r) + " has another tuning than " +
                                 rank_text(rank_) +
                                 "; pass the same communicator_options::tune on every rank");
@@ -471,6 +472,7 @@ class context_base {
   static constexpr std::size_t long_call = 16384;  // elements
 
   rankfold::tuning tuning_;
+  std::uint64_t tuning_hash_ = 0;
   wait_options waiting_;
   int rank_;
   int size_;

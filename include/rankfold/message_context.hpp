@@ -128,9 +128,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     if (all_seen_ + 1 < step_) [[unlikely]]
       catch_up();
     // The half and the packets of this step were last sent from in step_ - 2.
-    std::vector<pending>& sends = sends_[step_ & 1];
-    wait_for([&] { return all_done(sends); }, step_ - 1, "what was sent has not been received by ",
-             [&] { return receivers(sends); });
+    wait_for_sends(sends_[step_ & 1], step_ - 1);
     for (link& p : peers_) p.regions = 0;
   }
 
@@ -175,9 +173,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   /// The own half of the next step. May be written as soon as wait_all has returned.
   std::byte* next_half() {
     RANKFOLD_ASSERT(2, all_seen_ == step_, "next_half before wait_all");
-    std::vector<pending>& sends = sends_[~step_ & 1];
-    wait_for([&] { return all_done(sends); }, step_, "what was sent has not been received by ",
-             [&] { return receivers(sends); });
+    wait_for_sends(sends_[~step_ & 1], step_);
     return memory_->half(rank_, ~step_ & 1);
   }
 
@@ -249,13 +245,11 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   using base::all_seen_;
   using base::deadline_;
   using base::generation_;
-  using base::made_;
   using base::print_;
   using base::rank_;
   using base::size_;
   using base::slice;
   using base::step_;
-  using base::tuning_;
   using base::waiting_;
 
   static constexpr std::size_t eager_part = 48 * 1024;
@@ -364,7 +358,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     out.step = step_;
     out.fingerprint[0] = print_.words[0];
     out.fingerprint[1] = print_.words[1];
-    out.tuning_hash = tuning_.hash();
+    out.tuning_hash = this->tuning_hash_;
     out.half_bytes = half_bytes_;
     out.regions = p.regions;
     if (bytes != 0) std::memcpy(out.payload, payload, bytes);
@@ -410,6 +404,12 @@ class context<Transport> : public detail::context_base<context<Transport>> {
       sends.pop_back();
     }
     return true;
+  }
+
+  /// Until the memory that these were sent from is free again.
+  void wait_for_sends(std::vector<pending>& sends, std::uint64_t s) {
+    wait_for([&] { return all_done(sends); }, s, "what was sent has not been received by ",
+             [&] { return receivers(sends); });
   }
 
   static std::vector<int> receivers(const std::vector<pending>& sends) {
@@ -608,7 +608,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
         in.magic != detail::packet_magic) {
       return;
     }
-    announced_.exchange(true);  // everybody has heard it
+    announced_ = true;  // everybody has heard it
     this->record(static_cast<detail::failure>(in.kind),
                  {in.text, (std::min)(std::size_t{in.text_size}, sizeof in.text)});
     this->found_record();
@@ -635,10 +635,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     waiting_.interrupt = {};
     this->has_deadline_ = false;
     see_all(step_);
-    for (std::vector<pending>& sends : sends_) {
-      wait_for([&] { return all_done(sends); }, step_, "what was sent has not been received by ",
-               [&] { return receivers(sends); });
-    }
+    for (std::vector<pending>& sends : sends_) wait_for_sends(sends, step_);
     wait_for([&] { return !pairs_.deliver(); }, step_,
              "a message that was sent has not been received", [] { return std::vector<int>(); });
   }
