@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -16,10 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include <sys/random.h>
-
 #include "rankfold/algorithm/inline_line.hpp"
 #include "rankfold/detail/config.hpp"
+#include "rankfold/detail/random_key.hpp"
 #include "rankfold/dtype.hpp"
 #include "rankfold/error.hpp"
 #include "rankfold/fingerprint.hpp"
@@ -39,28 +37,6 @@ struct split_entry {
   std::uint8_t random[16];  // names the group of which this rank is the lowest
 };
 static_assert(sizeof(split_entry) == 24);
-
-/// 16 bytes that nobody can guess, and nobody gets again.
-inline void fill_random(std::uint8_t (&bytes)[16]) {
-  std::size_t done = 0;
-  while (done < sizeof bytes) {
-    const ::ssize_t got = ::getrandom(bytes + done, sizeof bytes - done, 0);
-    if (got < 0 && errno != EINTR) {
-      throw transport_error("rankfold: the system gives no random number (getrandom): " +
-                            std::string(std::strerror(errno)));
-    }
-    if (got > 0) done += static_cast<std::size_t>(got);
-  }
-}
-
-inline std::string hex_text(const std::uint8_t (&bytes)[16]) {
-  std::string text;
-  for (const std::uint8_t b : bytes) {
-    text += "0123456789abcdef"[b >> 4];
-    text += "0123456789abcdef"[b & 15];
-  }
-  return text;
-}
 
 /// A group as one of its members sees it.
 struct split_group {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
-#include <cstring>
+#include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -14,9 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include <sys/random.h>
-
 #include "rankfold/detail/config.hpp"
+#include "rankfold/detail/random_key.hpp"
 #include "rankfold/detail/text.hpp"
 #include "rankfold/error.hpp"
 #include "rankfold/transport.hpp"
@@ -140,21 +139,19 @@ class hierarchical_transport {
   static std::string share_key(Message& all, const std::vector<int>& ranks,
                                const child_options& options) {
     struct box {
-      std::byte key[16];
+      std::uint8_t key[16];
     };
     const auto shared = std::make_shared<box>();
+    auto* const bytes = reinterpret_cast<std::byte*>(shared->key);
     std::vector<typename Message::request> requests;
     if (all.rank() == ranks.front()) {
-      if (::getrandom(shared->key, sizeof shared->key, 0) !=
-          static_cast<::ssize_t>(sizeof shared->key)) {
-        throw transport_error("rankfold: hierarchical_transport: the system gives no random bytes");
-      }
+      detail::fill_random(shared->key);
       for (const int r : ranks) {
         if (r == all.rank()) continue;
-        requests.push_back(all.send(r, key_channel, shared->key, sizeof shared->key));
+        requests.push_back(all.send(r, key_channel, bytes, sizeof shared->key));
       }
     } else {
-      requests.push_back(all.receive(ranks.front(), key_channel, shared->key, sizeof shared->key));
+      requests.push_back(all.receive(ranks.front(), key_channel, bytes, sizeof shared->key));
     }
     const auto begin = std::chrono::steady_clock::now();
     auto asked = begin;
@@ -177,12 +174,7 @@ class hierarchical_transport {
       }
       std::this_thread::yield();
     }
-    std::string key;
-    for (const std::byte b : shared->key) {
-      key += "0123456789abcdef"[std::to_integer<unsigned>(b) >> 4];
-      key += "0123456789abcdef"[std::to_integer<unsigned>(b) & 0xf];
-    }
-    return key;
+    return detail::hex_text(shared->key);
   }
 
   Memory local_;
