@@ -371,8 +371,10 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   // ------------------------------------------------------------------------------------
 
   [[gnu::noinline]] void wait_slow(int r, std::uint64_t s, bool for_all) {
+    // Who has other things to move on does so soon.
+    const bool moves = static_cast<bool>(waiting_.progress);
     if (may_spin_) {
-      for (int i = 0; i < 256; ++i) {
+      for (int i = 0; i < (moves ? 16 : 256); ++i) {
         if (arrived(r, s)) return;
         detail::spin_pause();
       }
@@ -382,7 +384,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     if (begin >= deadline_) timed_out(r, s, for_all);
     if (may_spin_) {
       // First for this core alone; then the peer, or what keeps it from arriving, may need the CPU.
-      while (!marked(r, s) && clock::now() - begin < waiting_.spin / 32) {
+      while (!moves && !marked(r, s) && clock::now() - begin < waiting_.spin / 32) {
         for (int i = 0; i < 64; ++i) {
           if (arrived(r, s)) return;
           detail::spin_pause();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The steps of context.hpp, over messages: so that every algorithm runs on both kinds of transport.
 //
-// In every step every rank sends every peer one packet of fixed size: its flag line (fingerprint
-// and payload) and what it `give`s this peer of its half; what does not fit follows as messages of
-// its own. A peer's lines and halves are mirrored in memory of this rank, where packets are
+// In every step every rank sends every peer one packet: its flag line (fingerprint and payload) and
+// what it `give`s this peer of its half; what is too large for a packet follows as messages of its
+// own. A peer's lines and halves are mirrored in memory of this rank, where packets are
 // unpacked: an algorithm reads them as if they were shared.
 //
 // The one rule of context.hpp holds here, too, and for the same reason. A rank receives the packet
@@ -46,9 +46,10 @@ RANKFOLD_BEGIN_NAMESPACE
 
 namespace detail {
 
-/// What a rank sends each peer in a step.
+/// What a rank sends each peer in a step, up to the end of what is attached.
 struct packet {
   static constexpr std::size_t max_regions = 4;
+  static constexpr std::size_t header_bytes = 168;
   struct region {
     std::uint64_t offset;
     std::uint64_t bytes;
@@ -63,9 +64,10 @@ struct packet {
   std::uint64_t regions;
   std::byte payload[inline_capacity];
   region region_of[max_regions];
-  std::byte attached[856];
+  std::byte attached[16384 - header_bytes];
 };
-static_assert(sizeof(packet) == 1024 && std::is_standard_layout_v<packet>);
+static_assert(offsetof(packet, attached) == packet::header_bytes &&
+              std::is_standard_layout_v<packet>);
 inline constexpr std::uint64_t packet_magic = 0x3170646C6F666B72;  // "rkfoldp1" in memory
 
 /// What is announced when a rank fails.
@@ -378,8 +380,9 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     }
     std::vector<pending>& sends = sends_[step_ & 1];
     sends.reserve(sends.size() + 1 + p.regions * most_parts);  // a request must not get lost
-    sends.push_back(
-        {transport_.send(r, packets, reinterpret_cast<const std::byte*>(&out), sizeof out), r});
+    sends.push_back({transport_.send(r, packets, reinterpret_cast<const std::byte*>(&out),
+                                     detail::packet::header_bytes + (attached ? total : 0)),
+                     r});
     if (attached) return;
     for (std::size_t i = 0; i < p.regions; ++i) {
       for_parts(p.region_of[i], [&](std::size_t offset, std::size_t size) {
@@ -528,8 +531,8 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   template <class Ready, class Who>
   void wait_for(Ready&& ready, std::uint64_t s, const char* what, Who&& who) {
     for (int i = 0; i < 16; ++i) {
+      if (ready()) return;  // first: to look for a message takes a microsecond
       move_on();
-      if (ready()) return;
     }
     const clock::time_point begin = clock::now();
     this->start_deadline(begin);

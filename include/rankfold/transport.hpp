@@ -55,7 +55,7 @@ concept memory_transport = transport<T> && requires(const T& t, int r) {
 /// - `send(peer, channel, data, bytes)` and `receive(peer, channel, data, bytes)` start a transfer
 ///   and return at once. Until `done(request)` has returned true, the library leaves `data` alone,
 ///   and the transport may use it. A receive is met by the message of the same sender, receiver and
-///   channel that was sent as the same in order; both have the same size. Channels (0 to
+///   channel that was sent as the same in order, which has at most its size. Channels (0 to
 ///   `channels - 1`; at least 12 are needed) do not hold each other up. A small message need not be
 ///   received for its send to be done; a large one may.
 /// - `done(request)` moves transfers on and tells whether this one is complete; afterwards the

@@ -28,9 +28,10 @@ struct tuning {
   /// less than a quarter of a chunk.
   std::size_t rooted_chunk_bytes = 128 * 1024;
 
-  /// Over several hosts, one rank a host exchanges up to this many bytes with the other hosts;
-  /// above it as many as every host has, a slice each.
-  std::size_t one_rail_max_bytes = 16 * 1024;
+  /// Over several hosts, each rank exchanges up to this many bytes as a whole with the ranks of its
+  /// place on the other hosts (where not all hosts have as many ranks, one rank a host does, for
+  /// all); above it a slice.
+  std::size_t whole_rail_max_bytes = 8 * 1024;
 
   friend bool operator==(const tuning&, const tuning&) = default;
 
@@ -38,7 +39,7 @@ struct tuning {
   std::uint64_t hash() const noexcept {
     std::uint64_t h = 0xcbf29ce484222325;  // FNV-1a over the fields
     for (const std::size_t field : {inline_max_bytes, one_shot_max_bytes, chunk_bytes,
-                                    exchange_chunk_bytes, rooted_chunk_bytes, one_rail_max_bytes}) {
+                                    exchange_chunk_bytes, rooted_chunk_bytes, whole_rail_max_bytes}) {
       for (int byte = 0; byte < 8; ++byte) {
         h = (h ^ ((static_cast<std::uint64_t>(field) >> (8 * byte)) & 0xff)) * 0x100000001b3;
       }

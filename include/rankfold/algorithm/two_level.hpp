@@ -30,6 +30,9 @@ namespace algorithms {
 /// chunk, in one local step; a carrier then completes what its rail began in round c - 1, and folds
 /// and sends chunk c, which travels while round c + 1 stages.
 ///
+/// A small vector every rank folds for its host and exchanges on its rail as a whole, so that there
+/// is nothing to pass on inside the host (`whole`).
+///
 /// On the rail, each carrier sends all others its partials, and all do the last folds. Where that
 /// would be much (`scattered`), it sends each its share of the slice only, and the results go round
 /// in a second step, together with the next chunk's partials.
@@ -53,8 +56,15 @@ class two_level {
         place_(static_cast<std::size_t>(local_.rank())),
         units_(ctx.most_units()) {
     const std::size_t bytes = count * size_;
-    carriers_ = bytes <= ctx.tuning().one_rail_max_bytes ? 1 : ctx.layout().rails();
+    const bool small = bytes <= ctx.tuning().whole_rail_max_bytes;
+    carriers_ = small ? 1 : ctx.layout().rails();
+    whole_ = small && ctx.layout().is_even() && bytes <= local_.half_bytes() &&
+             count * units_ * partial_.size <= ctx.half_bytes();
     carries_ = place_ < carriers_;
+    if (whole_) {
+      slice_limit_ = share_limit_ = count;
+      return;
+    }
     scattered_ = hosts_ > 2 && (hosts_ - 1) * (bytes / carriers_) > ctx.tuning().one_shot_max_bytes;
     // A local half holds a chunk, one slice a carrier, and one slice of a result; the rail's holds
     // the partials of a slice and a share of a result.
@@ -72,7 +82,8 @@ class two_level {
   }
 
   void run() {
-    if (chunks_ == 0) return meet();
+    if (count_ == 0) return meet();
+    if (whole_) return exchange_whole();
     for (std::size_t round = 0; round <= chunks_ + lag_; ++round) {
       if (round < chunks_ || round > lag_) share_inside(round);
       if (!carries_) continue;
@@ -117,6 +128,20 @@ class two_level {
     local_.next_step();
     local_.publish();
     if (place_ != 0) local_.wait(0);
+  }
+
+  void exchange_whole() {
+    const bounds all{0, count_};
+    local_.next_step(count_ * size_);
+    kernel::copy(local_.half(local_.rank()), in_, count_ * size_);
+    local_.publish();
+    local_.wait_all();
+    auto& rail = *ctx_.rail();
+    rail.next_step();
+    rail.give_all(0, fold_units(all, 0, 0));
+    rail.publish();
+    rail.wait_all();
+    finish_share(all);
   }
 
   /// The local step: chunk `round` goes in, and the result of an earlier one comes out.
@@ -164,12 +189,8 @@ class two_level {
     if (round < chunks_) {
       for (std::size_t h = 0; h < (scattered_ ? hosts_ : 1); ++h) {
         const bounds s = share(round, h);
-        const std::size_t units = ctx_.units_of(host_).size();
-        for (std::size_t u = 0; u < units; ++u) {
-          fold_unit(round, s, u, rail.half(rail.rank()) + partial_offset(h, u));
-        }
-        const std::size_t bytes =
-            units == 0 || s.count == 0 ? 0 : ((units - 1) * share_limit_ + s.count) * partial_.size;
+        const std::size_t inside = s.begin - slice(round, place_).begin;
+        const std::size_t bytes = fold_units(s, place_ * slice_limit_ + inside, h);
         if (scattered_) {
           rail.give(static_cast<int>(h), partial_offset(h, 0), bytes);
         } else {
@@ -183,17 +204,22 @@ class two_level {
     rail.publish();
   }
 
-  void fold_unit(std::size_t round, const bounds& s, std::size_t u, std::byte* to) {
-    const detail::tree_unit& unit = ctx_.unit(ctx_.units_of(host_)[u]);
+  /// Folds the elements `s`, which are at `staged` in the local halves, for this host, into the
+  /// partials for host h; how many bytes they take.
+  std::size_t fold_units(const bounds& s, std::size_t staged, std::size_t h) {
+    const std::size_t units = ctx_.units_of(host_).size();
     const void** const inputs = local_.inputs();
-    const std::size_t inside = s.begin - slice(round, place_).begin;
-    for (int i = 0; i < unit.count; ++i) {
-      const auto l = static_cast<std::size_t>(ctx_.layout().local_rank(unit.first + i));
-      inputs[i] = l == place_
-                      ? in_ + s.begin * size_
-                      : local_.half(static_cast<int>(l)) + (place_ * slice_limit_ + inside) * size_;
+    std::byte* const own = ctx_.rail()->half(ctx_.rail()->rank());
+    for (std::size_t u = 0; u < units; ++u) {
+      const detail::tree_unit& unit = ctx_.unit(ctx_.units_of(host_)[u]);
+      for (int i = 0; i < unit.count; ++i) {
+        const auto l = static_cast<std::size_t>(ctx_.layout().local_rank(unit.first + i));
+        inputs[i] =
+            l == place_ ? in_ + s.begin * size_ : local_.half(static_cast<int>(l)) + staged * size_;
+      }
+      partial_.fold(reducer_.op, inputs, unit.count, own + partial_offset(h, u), s.count);
     }
-    partial_.fold(reducer_.op, inputs, unit.count, to, s.count);
+    return units == 0 || s.count == 0 ? 0 : ((units - 1) * share_limit_ + s.count) * partial_.size;
   }
 
   /// Completes the rail's step of round `sent`.
@@ -261,6 +287,7 @@ class two_level {
   std::size_t lag_ = 1;
   bool carries_ = false;
   bool scattered_ = false;
+  bool whole_ = false;
 };
 
 /// Folds `count` elements over all ranks; see two_level. `reducer` is one of

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages from one rank to another over a message transport: what send and recv are made of there.
-// A header of fixed size goes first, with the data if they are few; else these follow in pieces,
+// A header goes first, with the data if they are few; else these follow in pieces,
 // from and into memory of this rank, two of a transfer on their way at a time.
 //
 // Order: a transfer posts its first message when all before it, of its pair and direction, have
@@ -13,6 +13,7 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -77,8 +78,7 @@ class message_pairs {
     std::uint64_t& serving = sends ? c.send : c.receive;
     if (t.place != serving) return pair_progress::pending;
     if (!t.under_way) {
-      t.under_way = std::make_shared<typename transfer::flight>();
-      t.under_way->room = std::make_shared<typename transfer::memory>();
+      t.under_way = sends || !c.ahead ? make_flight() : std::exchange(c.ahead, {});
       flights_.push_back(t.under_way);
     }
     const pair_progress how = sends ? send(t) : receive(t, c);
@@ -106,11 +106,29 @@ class message_pairs {
 
   /// Hands all that is under way to the transport.
   void abandon() noexcept {
-    for (const auto& flight : flights_) {
-      for (request& r : flight->requests) transport_.abandon(std::move(r), flight->room);
-      flight->requests.clear();
-    }
+    for (const auto& flight : flights_) abandon(*flight);
     flights_.clear();
+    for (channel& c : channels_) {
+      if (c.ahead) abandon(*std::exchange(c.ahead, {}));
+    }
+  }
+
+  /// What the next message from a peer says it is, where one has come and no receive is to take it.
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> incoming(int peer) {
+    channel& c = of(peer);
+    if (c.receive != c.next_receive) return std::nullopt;
+    if (peer == transport_.rank()) {
+      if (c.own.empty()) return std::nullopt;
+      std::memcpy(c.found, c.own.front().data(), sizeof c.found);
+      return next_fingerprint(peer);
+    }
+    if (!c.ahead) {
+      c.ahead = make_flight();
+      post_header(*c.ahead, peer);
+    }
+    if (!transport_.done(c.ahead->requests.front())) return std::nullopt;
+    const pair_header& header = c.ahead->room->header;
+    return std::pair{header.fingerprint[0], header.fingerprint[1]};
   }
 
   std::pair<std::uint64_t, std::uint64_t> next_fingerprint(int peer) const noexcept {
@@ -129,11 +147,17 @@ class message_pairs {
     std::uint64_t next_send = 0, send = 0;  // places: the next to give away, the one at its turn
     std::uint64_t next_receive = 0, receive = 0;
     std::uint64_t found[2] = {0, 0};         // of the message that was another than asked for
+    std::shared_ptr<typename transfer::flight> ahead;  // a header that `incoming` has asked for
     std::deque<std::vector<std::byte>> own;  // messages of this rank to itself
   };
 
   channel& of(int r) noexcept { return channels_[static_cast<std::size_t>(r)]; }
   const channel& of(int r) const noexcept { return channels_[static_cast<std::size_t>(r)]; }
+
+  void abandon(typename transfer::flight& flight) noexcept {
+    for (request& r : flight.requests) transport_.abandon(std::move(r), flight.room);
+    flight.requests.clear();
+  }
 
   static bool fits(const transfer& t) noexcept { return t.bytes <= sizeof(pair_header::attached); }
 
@@ -151,6 +175,17 @@ class message_pairs {
     return room.data();
   }
 
+  static std::shared_ptr<typename transfer::flight> make_flight() {
+    auto made = std::make_shared<typename transfer::flight>();
+    made->room = std::make_shared<typename transfer::memory>();
+    return made;
+  }
+
+  void post_header(typename transfer::flight& flight, int peer) {
+    flight.requests.push_back(transport_.receive(
+        peer, headers_, reinterpret_cast<std::byte*>(&flight.room->header), sizeof(pair_header)));
+  }
+
   pair_progress send(transfer& t) {
     auto& requests = t.under_way->requests;
     pair_header& header = t.under_way->room->header;
@@ -162,7 +197,8 @@ class message_pairs {
         t.posted = t.bytes;
       }
       requests.push_back(transport_.send(
-          t.peer, headers_, reinterpret_cast<const std::byte*>(&header), sizeof header));
+          t.peer, headers_, reinterpret_cast<const std::byte*>(&header),
+          sizeof header - sizeof header.attached + t.posted));
       t.header_posted = true;
     }
     while (t.posted < t.bytes) {
@@ -193,8 +229,7 @@ class message_pairs {
     pair_header& header = t.under_way->room->header;
     if (t.peer == transport_.rank()) return receive_from_self(t, c);
     if (!t.header_posted) {
-      requests.push_back(transport_.receive(t.peer, headers_, reinterpret_cast<std::byte*>(&header),
-                                            sizeof header));
+      if (requests.empty()) post_header(*t.under_way, t.peer);
       t.header_posted = true;
     }
     if (!t.begun) {

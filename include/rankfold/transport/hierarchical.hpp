@@ -59,6 +59,8 @@ struct host_layout {
     for (const auto& ranks : ranks_of) least = (std::min)(least, ranks.size());
     return least;
   }
+  /// Whether every host has as many ranks.
+  bool is_even() const noexcept { return rails() * hosts() == host_of.size(); }
 };
 
 /// One rank of several on one or more hosts: `Memory` joins the ranks of a host, `Message` all.

@@ -67,13 +67,13 @@ TEST_CASE("two_level gives the canonical fold's bits in random layouts", "[algor
     tuning tune;
     tune.chunk_bytes = std::size_t{256} << below(5);
     tune.one_shot_max_bytes = std::size_t{64} << below(8);
-    tune.one_rail_max_bytes = std::size_t{64} << below(8);
+    tune.whole_rail_max_bytes = std::size_t{64} << below(8);
     const std::size_t count = below(3) == 0 ? below(4) : below(6000);
     std::string text = std::to_string(count) + " elements, hosts";
     for (const int mark : marks) text += " " + std::to_string(mark);
     INFO("seed " << values::seed() << ", round " << round << ": " << text << ", chunk "
-                 << tune.chunk_bytes << ", one shot " << tune.one_shot_max_bytes << ", one rail "
-                 << tune.one_rail_max_bytes);
+                 << tune.chunk_bytes << ", one shot " << tune.one_shot_max_bytes << ", whole "
+                 << tune.whole_rail_max_bytes);
     switch (round % 5) {
       case 0:
         check<float16, sum>(marks, count, tune, random());
@@ -100,7 +100,7 @@ TEST_CASE("two_level takes two local steps, and one more for each chunk more",
   std::vector<std::vector<std::uint64_t>> rail(4);
   tuning tune;
   tune.chunk_bytes = 1024;
-  tune.one_rail_max_bytes = 0;
+  tune.whole_rail_max_bytes = 0;
   run_transports_on_hosts(std::vector<int>{0, 0, 1, 1}, [&](simulated_hosts&& transport) {
     context<simulated_hosts> ctx(std::move(transport), tune, {});
     const auto rank = static_cast<std::size_t>(ctx.rank());
