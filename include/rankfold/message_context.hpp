@@ -64,7 +64,7 @@ struct packet {
   std::uint64_t regions;
   std::byte payload[inline_capacity];
   region region_of[max_regions];
-  std::byte attached[16384 - header_bytes];
+  std::byte attached[48 * 1024];
 };
 static_assert(offsetof(packet, attached) == packet::header_bytes &&
               std::is_standard_layout_v<packet>);
@@ -364,30 +364,56 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     out.half_bytes = half_bytes_;
     out.regions = p.regions;
     if (bytes != 0) std::memcpy(out.payload, payload, bytes);
+    std::copy_n(p.region_of, p.regions, out.region_of);
     const std::byte* const own = memory_->half(rank_, step_ & 1);
-    std::size_t total = 0;
-    for (std::size_t i = 0; i < p.regions; ++i) {
-      out.region_of[i] = p.region_of[i];
-      total += p.region_of[i].bytes;
-    }
-    const bool attached = total <= sizeof out.attached;
-    if (attached) {
-      std::byte* to = out.attached;
-      for (std::size_t i = 0; i < p.regions; ++i) {
-        std::memcpy(to, own + p.region_of[i].offset, p.region_of[i].bytes);
-        to += p.region_of[i].bytes;
-      }
-    }
+    const std::size_t attached =
+        for_attached(out, [&](std::size_t offset, std::size_t size, std::byte* at) {
+          std::memcpy(at, own + offset, size);
+        });
     std::vector<pending>& sends = sends_[step_ & 1];
     sends.reserve(sends.size() + 1 + p.regions * most_parts);  // a request must not get lost
     sends.push_back({transport_.send(r, packets, reinterpret_cast<const std::byte*>(&out),
-                                     detail::packet::header_bytes + (attached ? total : 0)),
+                                     detail::packet::header_bytes + attached),
                      r});
-    if (attached) return;
+    for_pieces(out, [&](std::size_t offset, std::size_t size) {
+      sends.push_back({transport_.send(r, pieces, own + offset, size), r});
+    });
+  }
+
+  static std::size_t given_bytes(const detail::packet& p) {
+    std::size_t total = 0;
+    for (std::size_t i = 0; i < p.regions; ++i) total += p.region_of[i].bytes;
+    return total;
+  }
+
+  /// How much of what is given goes with the packet itself: of little, as much as fits.
+  static std::size_t attached_bytes(const detail::packet& p) {
+    const std::size_t total = given_bytes(p);
+    return total <= most_parts * eager_part ? (std::min)(total, sizeof p.attached) : 0;
+  }
+
+  /// f(offset in the half, bytes, place in the packet) for what goes with the packet, which is so
+  /// many bytes.
+  template <class Packet, class F>
+  static std::size_t for_attached(Packet& p, F&& f) {
+    const std::size_t all = attached_bytes(p);
+    std::size_t done = 0;
+    for (std::size_t i = 0; done < all; ++i) {
+      const std::size_t now = (std::min)(std::size_t{p.region_of[i].bytes}, all - done);
+      f(p.region_of[i].offset, now, p.attached + done);
+      done += now;
+    }
+    return all;
+  }
+
+  /// f(offset in the half, bytes) for the messages that the rest goes in.
+  template <class F>
+  static void for_pieces(const detail::packet& p, F&& f) {
+    std::size_t attached = attached_bytes(p);
     for (std::size_t i = 0; i < p.regions; ++i) {
-      for_parts(p.region_of[i], [&](std::size_t offset, std::size_t size) {
-        sends.push_back({transport_.send(r, pieces, own + offset, size), r});
-      });
+      const std::size_t gone = (std::min)(attached, std::size_t{p.region_of[i].bytes});
+      attached -= gone;
+      for_parts({p.region_of[i].offset + gone, p.region_of[i].bytes - gone}, f);
     }
   }
 
@@ -483,12 +509,10 @@ class context<Transport> : public detail::context_base<context<Transport>> {
                      detail::bytes_text(2 * in.half_bytes) + ", " + this->rank_text(rank_) +
                      " one of " + detail::bytes_text(2 * half_bytes_));
     }
-    std::uint64_t total = 0;
     bool fits = in.step == s && in.regions <= detail::packet::max_regions;
     for (std::size_t i = 0; fits && i < in.regions; ++i) {
       const detail::packet::region& piece = in.region_of[i];
       fits = piece.offset <= half_bytes_ && piece.bytes <= half_bytes_ - piece.offset;
-      total += piece.bytes;
     }
     if (!fits) {
       this->fail(detail::failure::transport,
@@ -496,26 +520,17 @@ class context<Transport> : public detail::context_base<context<Transport>> {
                      " does not make sense: step " + std::to_string(in.step) + ", expected " +
                      std::to_string(s));
     }
-    if (total > sizeof in.attached) {
-      for (std::size_t i = 0; i < in.regions; ++i) {
-        const detail::packet::region& piece = in.region_of[i];
-        for_parts(piece, [&](std::size_t offset, std::size_t size) {
-          p.receives.push_back(
-              transport_.receive(r, pieces, memory_->half(r, s & 1) + offset, size));
-        });
-      }
-      // From the back, where the first to come is wanted.
-      std::reverse(p.receives.begin(), p.receives.end());
-      p.stage = link::pieces_posted;
-      return;
-    }
-    const std::byte* from = in.attached;
-    for (std::size_t i = 0; i < in.regions; ++i) {
-      const detail::packet::region& piece = in.region_of[i];
-      std::memcpy(memory_->half(r, s & 1) + piece.offset, from, piece.bytes);
-      from += piece.bytes;
-    }
-    finish(p, in);
+    std::byte* const half = memory_->half(r, s & 1);
+    for_pieces(in, [&](std::size_t offset, std::size_t size) {
+      p.receives.push_back(transport_.receive(r, pieces, half + offset, size));
+    });
+    for_attached(in, [&](std::size_t offset, std::size_t size, const std::byte* at) {
+      std::memcpy(half + offset, at, size);
+    });
+    if (p.receives.empty()) return finish(p, in);
+    // From the back, where the first to come is wanted.
+    std::reverse(p.receives.begin(), p.receives.end());
+    p.stage = link::pieces_posted;
   }
 
   void finish(link& p, const detail::packet& in) {
