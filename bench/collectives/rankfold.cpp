@@ -62,6 +62,10 @@ void work(const bench::arguments& arguments) {
       options.tune.one_shot_max_bytes = std::stoul(value);
     } else if (key == "chunk_bytes") {
       options.tune.chunk_bytes = std::stoul(value);
+    } else if (key == "exchange_chunk_bytes") {
+      options.tune.exchange_chunk_bytes = std::stoul(value);
+    } else if (key == "rooted_chunk_bytes") {
+      options.tune.rooted_chunk_bytes = std::stoul(value);
     } else if (key == "workspace_bytes") {
       shm.workspace_bytes = std::stoul(value);
     } else if (key == "threads") {

@@ -111,6 +111,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     this->count_step();
     std::uint64_t least = step_ - (std::min)(step_, lead);
     if (bytes != 0) least = (std::max)(least, lay_out(bytes));
+    awaited_bytes_ = bytes <= most_awaited ? bytes : 0;
     if (all_seen_ < least) [[unlikely]]
       catch_up(least);
   }
@@ -375,6 +376,10 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     const bool moves = static_cast<bool>(waiting_.progress);
     if (may_spin_) {
       for (int i = 0; i < (moves ? 16 : 256); ++i) {
+        // So that a few lines of data come at the same time as the flag, not after it.
+        for (std::size_t b = 0; b < awaited_bytes_; b += detail::cache_line) {
+          detail::prefetch(half(r) + b);
+        }
         if (arrived(r, s)) return;
         detail::spin_pause();
       }
@@ -535,15 +540,17 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   static constexpr std::size_t least_slot = 2 * detail::cache_line;
   static constexpr std::size_t most_slot = std::size_t{8} << 10;
   static constexpr int yields = 1;
+  static constexpr std::size_t most_awaited = 512;  // more than that prefetching does not speed up
   static constexpr std::chrono::milliseconds long_nap{5};
 
   Transport transport_;
   std::size_t half_bytes_ = 0;
   std::size_t max_slot_bytes_ = 0;
-  std::size_t slot_bytes_ = 0;   // of the last step that used the half; half_bytes_: all of it
-  std::size_t used_offset_ = 0;  // where in the workspace
-  std::uint64_t used_ = 0;       // that step
-  std::uint64_t settled_ = 0;    // the step at which what lies under the slots has been read
+  std::size_t slot_bytes_ = 0;     // of the last step that used the half; half_bytes_: all of it
+  std::size_t used_offset_ = 0;    // where in the workspace
+  std::uint64_t used_ = 0;         // that step
+  std::uint64_t settled_ = 0;      // the step at which what lies under the slots has been read
+  std::size_t awaited_bytes_ = 0;  // of a half in this step, where they are few
   bool may_spin_ = false;
   detail::flag_line* lines_ = nullptr;
   std::uint32_t* sleepers_ = nullptr;

@@ -157,15 +157,16 @@ TEST_CASE("a message that is larger than what is received is MPI's error", "[tra
   finish(t, s);
 }
 
-TEST_CASE("a message that is smaller than what is received is an error", "[transport][mpi]") {
+TEST_CASE("a message may be smaller than what it is received in", "[transport][mpi]") {
   mpi_transport t = all_ranks();
-  std::array<std::byte, 64> data{};
-  request s = t.send(next(t), 0, data.data(), 16);
-  request r = t.receive(previous(t), 0, data.data() + 16, 48);
-  const std::string text = error_of<transport_error>([&] { finish(t, r); });
-  INFO(text);
-  CHECK(contains(text, "rank " + std::to_string(previous(t)) + " "));
-  CHECK(contains(text, "a message of 16 bytes came where one of 48 was expected"));
+  const std::vector<std::byte> out = message(t.rank(), next(t), 0, 16);
+  std::vector<std::byte> in(48, std::byte{0xee});
+  request s = t.send(next(t), 0, out.data(), out.size());
+  request r = t.receive(previous(t), 0, in.data(), in.size());
+  finish(t, r);
+  std::vector<std::byte> wanted = message(previous(t), t.rank(), 0, 16);
+  wanted.resize(in.size(), std::byte{0xee});
+  CHECK(in == wanted);
   finish(t, s);
 }
 

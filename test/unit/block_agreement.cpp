@@ -14,6 +14,11 @@ using namespace rankfold;
 
 namespace {
 
+void meet_over_blocks(test_context& ctx, const detail::uneven_blocks& blocks, bool first) {
+  detail::publish_blocks(ctx, blocks, first);
+  detail::await_blocks(ctx, blocks, first);
+}
+
 /// What each rank gets when rank r meets over tables[r]: "" where it goes on.
 std::vector<std::string> meet(const std::vector<std::vector<std::size_t>>& tables) {
   const auto ranks = static_cast<int>(tables.size());
@@ -24,7 +29,7 @@ std::vector<std::string> meet(const std::vector<std::vector<std::size_t>>& table
     try {
       ctx.run(test_call(), [&] {
         ctx.next_step();
-        detail::meet_over_blocks(ctx, blocks, /*first=*/true);
+        meet_over_blocks(ctx, blocks, /*first=*/true);
       });
     } catch (const mismatch_error& e) {
       texts[rank] = e.what();
@@ -42,9 +47,9 @@ TEST_CASE("ranks that pass the same counts meet in one step", "[block_agreement]
     const std::uint64_t before = ctx.steps();
     ctx.run(test_call(), [&] {
       ctx.next_step();
-      detail::meet_over_blocks(ctx, blocks, true);
+      meet_over_blocks(ctx, blocks, true);
       ctx.next_step();
-      detail::meet_over_blocks(ctx, blocks, false);
+      meet_over_blocks(ctx, blocks, false);
     });
     if (ctx.steps() != before + 2) throw 1;
   });

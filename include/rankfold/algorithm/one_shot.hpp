@@ -64,7 +64,8 @@ void one_shot_reduce_scatter(Context& ctx, const kernel::reducer& reducer, const
       kernel::copy(ctx.half(ctx.rank()) + offset, part(r, begin), now * size);
       ctx.give(static_cast<int>(r), offset, now * size);
     }
-    detail::meet_over_blocks(ctx, blocks, begin == 0);
+    detail::publish_blocks(ctx, blocks, begin == 0);
+    detail::await_blocks(ctx, blocks, begin == 0);
     const std::size_t now = detail::part_of(blocks.size(rank), begin, limit);
     if (now == 0) return;
     const void** const inputs = ctx.inputs();
@@ -87,20 +88,21 @@ void one_shot_all_gather(Context& ctx, const void* in, void* out, const Blocks& 
   detail::for_chunks(blocks.largest(), limit, [&](std::size_t begin, std::size_t) {
     const std::size_t mine = detail::part_of(blocks.size(rank), begin, limit);
     const std::byte* const own = static_cast<const std::byte*>(in) + (mine != 0 ? begin : 0);
-    ctx.next_step();
+    ctx.next_step((std::min)(limit, blocks.largest()));
     kernel::copy(ctx.half(ctx.rank()), own, mine);
     ctx.give_all(0, mine);
-    detail::meet_over_blocks(ctx, blocks, begin == 0);
-    for (std::size_t i = 0; i < ranks; ++i) {
+    detail::publish_blocks(ctx, blocks, begin == 0);
+    // Depends on nobody: while the others' flags are under way.
+    if (mine != 0) {
+      std::byte* const place = target + blocks.begin(rank) + begin;
+      if (place != own) kernel::copy(place, own, mine);
+    }
+    detail::await_blocks(ctx, blocks, begin == 0);
+    for (std::size_t i = 1; i < ranks; ++i) {
       const std::size_t r = rank + i < ranks ? rank + i : rank + i - ranks;
       const std::size_t now = detail::part_of(blocks.size(r), begin, limit);
       if (now == 0) continue;
-      std::byte* const to = target + blocks.begin(r) + begin;
-      if (r != rank) {
-        kernel::copy(to, ctx.half(static_cast<int>(r)), now);
-      } else if (to != own) {
-        kernel::copy(to, own, now);
-      }
+      kernel::copy(target + blocks.begin(r) + begin, ctx.half(static_cast<int>(r)), now);
     }
   });
 }

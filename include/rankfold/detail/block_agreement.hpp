@@ -22,24 +22,33 @@ std::uint64_t payload_number(const Context& ctx, int rank, std::size_t index = 0
   return number;
 }
 
-/// Publishes a step of blocks and waits for all. Even blocks: the fingerprint has said it all.
+/// Publishes a step of blocks. Even blocks: the fingerprint has said it all.
 template <class Context>
-void meet_over_blocks(Context& ctx, const even_blocks&, bool /*first*/) {
+void publish_blocks(Context& ctx, const even_blocks&, bool /*first*/) {
   ctx.publish();
+}
+
+/// Waits for all ranks' step of blocks.
+template <class Context>
+void await_blocks(Context& ctx, const even_blocks&, bool /*first*/) {
   ctx.wait_all();
 }
 
-/// Uneven blocks of which every rank has passed all counts: in the first step, throws
-/// mismatch_error unless they have passed the same.
+/// Uneven blocks of which every rank has passed all counts: the first step says which.
+template <class Context>
+void publish_blocks(Context& ctx, const uneven_blocks& blocks, bool first) {
+  const std::uint64_t payload[] = {blocks.count(static_cast<std::size_t>(ctx.rank())),
+                                   blocks.hash()};
+  ctx.publish(payload, first ? sizeof payload : 0);
+}
+
+/// In the first step, throws mismatch_error unless all ranks have passed the same counts.
 ///
 /// Where two ranks have passed different ones for rank r, one of them disagrees with r itself: that
 /// rank finds it here, and tells all. The others see that somebody's counts are not theirs, and
 /// wait for it.
 template <class Context>
-void meet_over_blocks(Context& ctx, const uneven_blocks& blocks, bool first) {
-  const std::uint64_t payload[] = {blocks.count(static_cast<std::size_t>(ctx.rank())),
-                                   blocks.hash()};
-  ctx.publish(payload, first ? sizeof payload : 0);
+void await_blocks(Context& ctx, const uneven_blocks& blocks, bool first) {
   ctx.wait_all();
   if (!first) return;
   bool all_equal = true;

@@ -24,6 +24,15 @@ inline void spin_pause() noexcept {
 #endif
 }
 
+/// Asks for the cache line at `address`; not an access.
+inline void prefetch(const void* address) noexcept {
+#if defined(__GNUC__)
+  __builtin_prefetch(address);
+#else
+  (void)address;
+#endif
+}
+
 }  // namespace detail
 
 RANKFOLD_END_NAMESPACE
