@@ -29,7 +29,7 @@ using namespace rankfold;
 template <class T>
 NAIVE void naive_sum(const T* a, const T* b, T* out, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
-    if constexpr (std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>) {
+    if constexpr (!std::is_same_v<accumulator_t<T>, T>) {
       out[i] = T(static_cast<float>(a[i]) + static_cast<float>(b[i]));
     } else {
       out[i] = static_cast<T>(a[i] + b[i]);
@@ -96,7 +96,7 @@ int main(int argc, char** argv) {
   std::printf("%-24s %8s %8s %8s   %s\n", "", "n = 2", "n = 4", "n = 8", "by hand, n = 2");
 
   const detail::fp_environment guard;
-  for (int d = 1; d <= 13; ++d) {
+  for (int d = 1; d <= 15; ++d) {
     const auto type = static_cast<dtype>(d);
     const std::size_t count = size / size_of(type);
     visit(type, [&]<class T>() {
@@ -104,7 +104,7 @@ int main(int argc, char** argv) {
         for (std::size_t i = 0; i < count; ++i) {
           const auto small = static_cast<int>((i * 7 + k * 3) % 5 + 1);
           T x{};
-          if constexpr (std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>) {
+          if constexpr (!std::is_same_v<accumulator_t<T>, T>) {
             x = T(static_cast<float>(small));
           } else {
             x = static_cast<T>(small);

@@ -24,7 +24,7 @@ torch.ops.load_library(str(options.module))
 torch.set_num_threads(1)
 ops, nothing = torch.ops.rankfold_bench, torch.ops.rankfold_bench_nothing
 order = ops.init("", 0, 1, "torch_call")
-x = torch.ones(64)
+x, out = torch.ones(64), torch.empty(64)
 calls = {
     "an op that does nothing, in place": lambda: nothing.nothing_(x, order),
     "_all_reduce_": lambda: ops._all_reduce_(x, order),
@@ -32,6 +32,12 @@ calls = {
     "an op that only allocates its result": lambda: nothing.nothing(x, order),
     "all_reduce": lambda: ops.all_reduce(x, order),
     "all_reduce without the token": lambda: ops.all_reduce(x),
+    "broadcast_": lambda: ops.broadcast_(x, order),
+    "all_gather_into_": lambda: ops.all_gather_into_(out, x, order),
+    "all_gather": lambda: ops.all_gather(x, order),
+    "all_gather with sizes": lambda: ops.all_gather(x, order, [64]),
+    "reduce_scatter": lambda: ops.reduce_scatter(x, order),
+    "all_to_all": lambda: ops.all_to_all(x, order),
 }
 assert torch.equal(ops.all_reduce(x, order), x)
 samples = {name: [] for name in calls}

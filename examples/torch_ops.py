@@ -58,7 +58,18 @@ def main(extension):
     ops.all_reduce_(matrix.t(), order)
     say("in place:   ", matrix[0])
 
-    # It is differentiable: the gradient is all-reduced, too.
+    # The rows of all ranks, of which each has another number; and to each rank its rows of the sum.
+    sizes = [r + 1 for r in range(size)]
+    rows = torch.full((sizes[rank], 2), float(rank))
+    everything = ops.all_gather(rows, order, sizes)
+    say("gathered:   ", everything[:, 0])
+    say("scattered:  ", ops.reduce_scatter(everything, order, "sum", sizes)[:, 0])
+
+    # Rank r sends row s to rank s; and all get what the last rank has.
+    say("exchanged:  ", ops.all_to_all(torch.arange(size) + 10 * rank, order))
+    say("broadcast:  ", ops.broadcast(torch.tensor(rank), order, root=size - 1))
+
+    # All of these are differentiable: the gradient of an all-reduce is all-reduced, too.
     w = torch.ones(4, requires_grad=True)
     (ops.all_reduce(w * (rank + 1), order) ** 2).sum().backward()
     say("gradient:   ", w.grad)

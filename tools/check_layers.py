@@ -21,7 +21,7 @@ concrete = re.compile(r"\b(self|threads|shm|mpi|hierarchical)_transport\b")
 owners = {  # included text -> the only headers that may include it
     r"<xsimd/": r"detail/simd\.hpp",
     r"<mpi\.h>": r"transport/mpi\.hpp",
-    r"<(torch|ATen|c10)/": r"torch(\.hpp|/.*)",
+    r"<(torch|ATen|c10|pybind11)/": r"torch(\.hpp|/.*)",
     r"<(torch/torch|torch/extension)\.h>": r"nobody",
     r"<(iostream|regex|filesystem|random)>": r"nobody",
     r'catch2|<Python\.h>': r"nobody",

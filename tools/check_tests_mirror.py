@@ -19,6 +19,7 @@ elsewhere = {  # header -> what tests it instead
     "detail/fold_batch.hpp": "test/unit/kernel_fold.cpp",  # what the kernels are made of
     "detail/fold_element.hpp": "test/unit/kernel_fold.cpp",
     "detail/float16_batch.hpp": "test/unit/kernel_convert.cpp",
+    "detail/float8_batch.hpp": "test/unit/kernel_convert.cpp",
     "detail/simd.hpp": "test/odr",
     "kernel/copy.hpp": "test/unit/algorithm",  # a memcpy
     "transport.hpp": "test/unit/transport",  # concepts: each transport asserts them

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds and runs the tests, suite after suite, and ends with the line `N passed, N failed`.
 
-usage: sh test/run.sh [SUITE…]        all suites unless some are named; --list shows them
+usage: sh test/run.sh [SUITE…]        all suites unless some are named; --list shows them, and CONTRIBUTING.md
+                                      those that run only when they are named
 
 Each suite's output is in build/test-logs/SUITE.log. What is built stays, so that a second run builds
 only what has changed. A suite that leaves a process or a file in /dev/shm behind has failed.
@@ -54,14 +55,18 @@ SUITES = {
     "examples": ("test", ["--suite", "examples"], 600),
     "mpi": ("test", ["--suite", "mpi"], 1800),
     "torch": ("test", ["--suite", "torch"], 3600),
+    "torch_programs": ("test", ["programs"], 3600),
     "native": ("test-native", ["unit kernel"], 300),
     "asan": ("test-asan", ["--suite", "unit", "--suite", "conformance"], 1200),
     # Where there are threads; the kernels know of none.
     "tsan": ("test-tsan", ["unit detail", "unit transport", "unit algorithm", "unit collective",
                            "conformance", "stress"], 1200),
 }
+# Suites that run only when they are named, and variables of theirs.
+ON_REQUEST = {"torch_programs": {"RANKFOLD_TORCH_PROGRAMS": "200"}}
 # What of a suite is left out where torch cannot be installed.
-NEED_TORCH = {"torch": "all of it", "examples": "minilm", "headers": "torch.hpp and torch/"}
+NEED_TORCH = {"torch": "all of it", "torch_programs": "all of it", "examples": "minilm",
+              "headers": "torch.hpp and torch/"}
 
 
 def say(text):
@@ -155,7 +160,7 @@ def run_suite(name):
         if not tests:
             return skipped
         # One torch source at a time: each takes a gigabyte.
-        broken = compile_tests(folder, tests, 1 if name == "torch" else cpus, log)
+        broken = compile_tests(folder, tests, 1 if name.startswith("torch") else cpus, log)
         not_built = [Result("failed", f"{name}: {test['name']} does not compile") for test in broken]
         not_built[:1] = [result._replace(detail=errors_in(log.name)) for result in not_built[:1]]
         tests = [test for test in tests if test not in broken]
@@ -176,7 +181,7 @@ def run_suite(name):
                     "meson", "test", "-C", str(folder), "--no-rebuild", "--print-errorlogs",
                     "--num-processes", str(cpus), "--timeout-multiplier", slow,
                     *selection, *([test["name"] for test in tests] if broken else [])],
-                   log, re.compile(r"\s*\d+/\d+ ").match)
+                   log, re.compile(r"\s*\d+/\d+ ").match, **ON_REQUEST.get(name, {}))
         results = skipped + not_built + ci_summary.from_meson(folder) + ci_summary.from_lines(leftovers)
         if code != 0 and not any(result.state == "failed" for result in results):
             results.append(Result("failed", f"{name}: ended with exit code {code}", tail(log.name)))
@@ -209,7 +214,7 @@ def main(asked):
     os.environ["PATH"] = f"{venv / 'bin'}:{os.environ['PATH']}"
 
     results = []
-    for name in asked or SUITES:
+    for name in asked or [name for name in SUITES if name not in ON_REQUEST]:
         say(f"{name} …")
         start = time.monotonic()
         found = run_suite(name)

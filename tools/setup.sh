@@ -17,6 +17,7 @@ cd "$(dirname "$0")/.."
 venv=build/venv
 log=build/setup.log
 torch_version=2.13.0
+clients='transformers==5.24.0 accelerate==1.15.0 deepspeed==0.19.8'
 
 say() { printf 'set-up: %s\n' "$*"; }
 fail() {
@@ -119,7 +120,7 @@ pip_install() {
 stamped() { [ "$(cat "$venv/.$1" 2>/dev/null)" = "$2 ${RANKFOLD_PIP_OPTIONS-}" ]; }
 stamp() { printf '%s' "$2 ${RANKFOLD_PIP_OPTIONS-}" >"$venv/.$1"; }
 
-group() { # group NAME 'PACKAGES AND OPTIONS'
+try_group() { # try_group NAME 'PACKAGES AND OPTIONS'
   stamped "$1" "$2" && return
   say "installs Python packages in $venv: $2"
   # shellcheck disable=SC2086
@@ -128,11 +129,15 @@ group() { # group NAME 'PACKAGES AND OPTIONS'
     sleep 3
     # shellcheck disable=SC2086
     pip_install $2
-  } || {
+  } || return 1
+  stamp "$1" "$2"
+}
+
+group() { # as try_group, but a must
+  try_group "$1" "$2" || {
     tail -n 5 "$log" >&2
     fail "pip could not install: $2 ($log has it all). Is there a network?"
   }
-  stamp "$1" "$2"
 }
 
 group base 'meson>=1.3 ninja numpy'
@@ -169,5 +174,10 @@ elif ! stamped torch "$torch_version"; then
     tail -n 5 "$log" >&2
     fail "torch $torch_version could not be installed ($log has it all)"
   fi
+fi
+# Programs of others that the tests run over rankfold. DeepSpeed asks for torch while it is built.
+if [ "$profile" = tests ] && [ -e "$venv/.torch" ]; then
+  try_group clients "--no-build-isolation scikit-learn $clients" ||
+    say "they could not be installed ($log says why): the tests that need them are left out"
 fi
 say 'done'

@@ -15,6 +15,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -84,9 +85,7 @@ class async_core {
       } else {
         check_not_own_turn();
         if (!turn_) worker_.notify_one();
-        ++waiters_;
-        changed_.wait(lock);
-        --waiters_;
+        rest(lock, std::chrono::steady_clock::now() + slice);
       }
     }
   }
@@ -106,10 +105,10 @@ class async_core {
       if (is_done(task)) return true;
     }
     if (!turn_) worker_.notify_one();
-    ++waiters_;
-    const bool in_time = changed_.wait_until(lock, until, [&] { return is_done(task); });
-    --waiters_;
-    return in_time;
+    while (!is_done(task) && std::chrono::steady_clock::now() < until) {
+      rest(lock, (std::min)(until, std::chrono::steady_clock::now() + slice));
+    }
+    return is_done(task);
   }
 
   void then(async_task& task, std::function<void(std::exception_ptr)> callback) {
@@ -147,6 +146,24 @@ class async_core {
   /// Whether `task` is next, and has no longer than this. With the lock.
   virtual bool ends_within(const async_task& task, std::chrono::milliseconds most) const = 0;
   virtual void give_up(std::string_view reason) noexcept = 0;
+  /// The interrupt callback. Without the lock.
+  virtual void interrupt() = 0;
+
+  /// Waits for a change, and asks for interruptions where there is none until then.
+  void rest(std::unique_lock<std::mutex>& lock, std::chrono::steady_clock::time_point until) {
+    ++waiters_;
+    const bool changed = changed_.wait_until(lock, until) == std::cv_status::no_timeout;
+    --waiters_;
+    if (changed) return;
+    lock.unlock();
+    try {
+      interrupt();
+    } catch (...) {  // as for who carries out: it ends the call
+      give_up(text_of_current_exception());
+      throw;
+    }
+    lock.lock();
+  }
 
   void take_turn(std::unique_lock<std::mutex>& lock, const async_task* until) {
     turn_ = true;
@@ -219,6 +236,7 @@ class async_core {
     }
   }
 
+  static constexpr std::chrono::milliseconds slice{100};
   static constexpr std::chrono::microseconds nap{100};
   static constexpr int most_naps = 20;
 
@@ -315,6 +333,16 @@ class async_engine final : public async_core {
     void* data = nullptr;
     std::size_t bytes = 0;
     std::optional<typename context_type::transfer> state;
+
+    // Of a receive that looks for its message.
+    bool looks = false;
+    int* from = nullptr;
+    std::chrono::steady_clock::time_point deadline{};
+    std::vector<std::byte> kept;  // the data of a message that nobody has asked for yet
+
+    bool takes(int source, std::uint32_t tag) const noexcept {
+      return (peer < 0 || peer == source) && print.tag() == tag;
+    }
   };
 
   explicit async_engine(comm_type comm) : comm_(std::move(comm)), context_(&comm_.ctx()) {
@@ -356,6 +384,15 @@ class async_engine final : public async_core {
   using async_core::check_process;
   using async_core::forked;
 
+  /// In a call.
+  void cancel_looking() {
+    advance_all();  // what has come is taken
+    const auto cancelled = std::make_exception_ptr(
+        aborted_error("rankfold: the receive was cancelled before anything had come for it"));
+    const std::vector<std::shared_ptr<transfer>> looking = std::exchange(looking_, {});
+    for (const std::shared_ptr<transfer>& t : looking) finish(t, cancelled);
+  }
+
   const comm_type& comm() const noexcept { return comm_; }
 
   void post(const std::shared_ptr<call>& task, std::size_t bytes) {
@@ -376,6 +413,9 @@ class async_engine final : public async_core {
   }
 
   void give_up(std::string_view reason) noexcept override { context_->abort(reason); }
+  void interrupt() override {
+    if (const auto& ask = context_->waiting().interrupt) ask();
+  }
 
  private:
   /// From this size on a call is worth waking the queue's thread at once.
@@ -391,8 +431,11 @@ class async_engine final : public async_core {
   }
 
   bool has_work() const noexcept override {
-    return !calls_.empty() || !transfers_.empty() || !in_flight_.empty();
+    return !calls_.empty() || !transfers_.empty() || under_way();
   }
+
+  /// Of whoever has the turn.
+  bool under_way() const noexcept { return !in_flight_.empty() || !looking_.empty(); }
 
   bool may_carry_out(const async_task& task) const noexcept override {
     return task.in_order || calls_.empty();
@@ -412,7 +455,7 @@ class async_engine final : public async_core {
         lock.unlock();
         carry_out(*next);
         lock.lock();
-      } else if (!transfers_.empty() || !in_flight_.empty()) {
+      } else if (!transfers_.empty() || under_way()) {
         lock.unlock();
         drive_transfers();
         lock.lock();
@@ -474,17 +517,84 @@ class async_engine final : public async_core {
   /// Begins what was posted, moves all on, completes what is complete; whether any is left.
   bool advance_all() {
     if (new_transfers_.load(std::memory_order_relaxed)) begin_posted();  // see post
-    for (std::size_t i = 0; i < in_flight_.size();) {
-      if (!context_->advance(*in_flight_[i]->state)) {
+    do {
+      for (std::size_t i = 0; i < in_flight_.size();) {
+        if (!context_->advance(*in_flight_[i]->state)) {
+          ++i;
+          continue;
+        }
+        const std::shared_ptr<transfer> done = std::move(in_flight_[i]);
+        in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
+        finish(done, nullptr);
+      }
+    } while (!looking_.empty() && find_messages());
+    return under_way();
+  }
+
+  void finish(const std::shared_ptr<transfer>& done, const std::exception_ptr& error) {
+    ++completed_;
+    complete(*done, error);
+  }
+
+  /// Gives receives that look for a message what has come, and lets messages that nobody looks for
+  /// come out of the way; whether that began or completed anything.
+  bool find_messages() {
+    bool found = false;
+    for (std::size_t i = 0; i < looking_.size();) {
+      if (!take_early(looking_[i])) {
         ++i;
         continue;
       }
-      const std::shared_ptr<transfer> done = std::move(in_flight_[i]);
-      in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
-      ++completed_;
-      complete(*done, nullptr);
+      looking_.erase(looking_.begin() + static_cast<std::ptrdiff_t>(i));
+      found = true;
     }
-    return !in_flight_.empty();
+    for (int peer = 0; peer < comm_.size(); ++peer) {
+      const auto looks_there = [&](const auto& t) { return t->peer < 0 || t->peer == peer; };
+      if (std::none_of(looking_.begin(), looking_.end(), looks_there)) continue;
+      const std::optional<fingerprint> print = context_->incoming(peer);
+      if (!print) continue;
+      const auto place = std::find_if(looking_.begin(), looking_.end(), [&](const auto& t) {
+        return t->takes(peer, print->tag());
+      });
+      std::shared_ptr<transfer> t;
+      if (place != looking_.end()) {
+        t = *place;
+        looking_.erase(place);
+      } else {
+        t = std::make_shared<transfer>();
+        t->print = *print;
+        const std::size_t element = print->type() == dtype::user ? 1 : size_of(print->type());
+        t->kept.resize(print->count() * element);
+        t->data = t->kept.data();
+        t->bytes = t->kept.size();
+        early_.push_back(t);
+      }
+      t->peer = peer;
+      if (t->from != nullptr) *t->from = peer;
+      in_flight_.push_back(t);  // where it fails if the next line throws
+      t->state.emplace(context_->begin_receive(peer, t->print, t->data, t->bytes));
+      found = true;
+    }
+    return found;
+  }
+
+  /// Completes a receive with a message that came before anybody asked for it.
+  bool take_early(const std::shared_ptr<transfer>& t) {
+    const auto place = std::find_if(early_.begin(), early_.end(), [&](const auto& e) {
+      return t->takes(e->peer, e->print.tag());
+    });
+    if (place == early_.end() || !is_done(**place)) return false;
+    const std::shared_ptr<transfer> message = *place;
+    early_.erase(place);
+    if (message->print != t->print) {
+      context_->mismatch("recv from rank " + std::to_string(message->peer) +
+                         ": ranks make different calls: this rank asked for " +
+                         t->print.describe() + ", the other for " + message->print.describe());
+    }
+    if (t->bytes != 0) std::memcpy(t->data, message->data, t->bytes);
+    if (t->from != nullptr) *t->from = message->peer;
+    finish(t, nullptr);
+    return true;
   }
 
   void begin_posted() {
@@ -495,13 +605,17 @@ class async_engine final : public async_core {
       new_transfers_.store(false, std::memory_order_relaxed);  // see post
     }
     for (const std::shared_ptr<transfer>& t : posted) {
+      if (t->looks) {
+        t->deadline = context_->deadline_from_now();
+        looking_.push_back(t);
+        continue;
+      }
       try {
         t->state.emplace(t->sends ? context_->begin_send(t->peer, t->print, t->data, t->bytes)
                                   : context_->begin_receive(t->peer, t->print, t->data, t->bytes));
         in_flight_.push_back(t);
       } catch (...) {
-        ++completed_;
-        complete(*t, std::current_exception());
+        finish(t, std::current_exception());
       }
     }
   }
@@ -515,12 +629,26 @@ class async_engine final : public async_core {
       for (const std::shared_ptr<transfer>& t : in_flight_) {
         next = (std::min)(next, context_->check(*t->state, now));
       }
+      for (const std::shared_ptr<transfer>& t : looking_) next = (std::min)(next, t->deadline);
+      check_looking(now);
     } catch (...) {
       advancing_ = false;
       throw;
     }
     advancing_ = false;
     return next;
+  }
+
+  /// Fails where the deadline of a receive that looks for its message has passed, or its peer is
+  /// gone and has sent it nothing.
+  void check_looking(std::chrono::steady_clock::time_point now) {
+    const auto hopeless = [&](const auto& t) {
+      return now >= t->deadline || (t->peer >= 0 && context_->is_gone(t->peer));
+    };
+    if (std::none_of(looking_.begin(), looking_.end(), hopeless)) return;
+    advance_all();  // what was sent before counts
+    const auto lost = std::find_if(looking_.begin(), looking_.end(), hopeless);
+    if (lost != looking_.end()) context_->fail_receive((*lost)->peer);
   }
 
   /// Nothing that is under way can be completed any more.
@@ -534,10 +662,10 @@ class async_engine final : public async_core {
     }
     std::vector<std::shared_ptr<transfer>> failed;
     failed.swap(in_flight_);
-    for (const std::shared_ptr<transfer>& t : failed) {
-      ++completed_;
-      complete(*t, error);
-    }
+    failed.insert(failed.end(), looking_.begin(), looking_.end());
+    looking_.clear();
+    early_.clear();
+    for (const std::shared_ptr<transfer>& t : failed) finish(t, error);
   }
 
   comm_type comm_;
@@ -552,6 +680,8 @@ class async_engine final : public async_core {
 
   // Of whoever has the turn.
   std::vector<std::shared_ptr<transfer>> in_flight_;
+  std::vector<std::shared_ptr<transfer>> looking_;  // receives that look for their message
+  std::vector<std::shared_ptr<transfer>> early_;    // messages that nobody has asked for yet
   std::uint64_t completed_ = 0;
   bool only_transfers_ = false;
   bool advancing_ = false;
@@ -586,7 +716,7 @@ std::size_t bytes_hint(const A& argument) {
 /// Options: as the last argument, call_options{.tag = 3}.
 /// Thread-safety: any thread, at the same time; but for release, the destructor and moves. The
 ///          interrupt callback runs in the thread that carries out, with all signals blocked where
-///          it is the queue's own.
+///          it is the queue's own, and in those that wait for it.
 template <class Transport>
 class async_queue {
   using engine_type = detail::async_engine<Transport>;
@@ -637,10 +767,11 @@ class async_queue {
 
   /// Posts `f(communicator&)`: several calls in one, or anything else that needs the communicator.
   /// An exception other than std::invalid_argument gives the communicator up.
+  /// `bytes` says how large it is, if known: a large call wakes the queue's thread at once.
   template <class F>
     requires std::invocable<F&, comm_type&>
-  handle run(F f) {
-    return post(std::move(f), 0);
+  handle run(F f, std::size_t bytes = 0) {
+    return post(std::move(f), bytes);
   }
 
   /// Sends when it can; `data` may be changed when the handle is complete.
@@ -663,6 +794,24 @@ class async_queue {
   handle recv(void* data, std::size_t count, dtype type, int source,
               const call_options& options = {}) {
     return recv_bytes(data, size_of(type), count, type, source, options);
+  }
+
+  /// Receives the first message of `source`, or of any rank, that was sent with the tag of
+  /// `options`; messages with other tags that come before it are kept until they are asked for.
+  /// `*from`, which stays until the call is complete, gets the rank that it came from. For the ranks
+  /// of one `source` either recv or recv_tagged is used, never both at the same time.
+  handle recv_tagged(void* data, std::size_t count, dtype type, int source = any_source,
+                     const call_options& options = {}, int* from = nullptr) {
+    const int checked = source == any_source ? rank() : source;
+    collectives::check_message("recv_tagged", "source", checked, size(), count, options);
+    return post_transfer(false, data, size_of(type), count, type, source, options, true, from);
+  }
+  static constexpr int any_source = -1;
+
+  /// Fails, after the calls that were posted before, every recv_tagged that nothing has come for.
+  handle cancel_tagged() {
+    engine_type& engine = this->engine();
+    return post([&engine](comm_type&) { engine.cancel_looking(); }, 0);
   }
 
   // Arch keeps functions of translation units with different -m flags apart; it is not passed.
@@ -766,7 +915,8 @@ class async_queue {
   }
 
   handle post_transfer(bool sends, void* data, std::size_t element_size, std::size_t count,
-                       dtype type, int peer, const call_options& options) {
+                       dtype type, int peer, const call_options& options, bool looks = false,
+                       int* from = nullptr) {
     engine_type& engine = this->engine();
     auto task = std::make_shared<typename engine_type::transfer>();
     task->core = engine_;
@@ -775,6 +925,8 @@ class async_queue {
     task->print = collectives::fingerprint_of_message(type, element_size, count, options);
     task->data = data;
     task->bytes = count * element_size;
+    task->looks = looks;
+    task->from = from;
     engine.post(task);
     return handle(std::move(task));
   }

@@ -92,6 +92,11 @@ class communicator {
   const Transport& transport() const { return ctx().transport(); }
   const rankfold::tuning& tuning() const { return ctx().tuning(); }
   std::chrono::milliseconds timeout() const { return ctx().timeout(); }
+  /// For later calls of this rank; `milliseconds::max()` is as good as none.
+  void set_timeout(std::chrono::milliseconds timeout) {
+    check_timeout(timeout);
+    ctx().set_timeout(timeout);
+  }
 
   /// Returns when every rank has called it. Cost: 1 step.
   void barrier(const call_options& options = {}) { collectives::barrier(ctx(), options); }
@@ -593,8 +598,13 @@ class communicator {
   }
 
   static void check_options(const communicator_options& options) {
-    if (options.timeout.count() <= 0) {
-      throw std::invalid_argument("communicator_options::timeout must be positive");
+    check_timeout(options.timeout);
+  }
+
+  static void check_timeout(std::chrono::milliseconds timeout) {
+    if (timeout.count() <= 0) {
+      throw std::invalid_argument("rankfold: a communicator's timeout is " +
+                                  std::to_string(timeout.count()) + " ms, expected more than 0");
     }
   }
 

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -196,6 +197,27 @@ class context_base {
                duration_text(waiting_.timeout));
     }
     return t.deadline;
+  }
+
+  /// What the next message from a peer says it is, where one has come and no receive is to take it.
+  std::optional<rankfold::fingerprint> incoming(int peer) {
+    const auto found = derived().pairs_.incoming(peer);
+    if (!found) return std::nullopt;
+    return rankfold::fingerprint{{found->first, found->second}};
+  }
+
+  /// When a receive that is not begun must be complete.
+  clock::time_point deadline_from_now() const noexcept { return clock::now() + waiting_.timeout; }
+
+  bool is_gone(int peer) { return derived().transport().state(peer) != peer_state::alive; }
+
+  /// Fails a receive that is not begun: for its deadline, or its peer, which is gone. Negative: any.
+  [[noreturn]] void fail_receive(int peer) {
+    const std::string text = where("recv from " + (peer < 0 ? "any rank" : rank_text(peer)));
+    if (peer >= 0) derived().check_state(peer, derived().transport().state(peer), text);
+    fail(failure::timeout, text + (peer < 0 ? "nobody" : rank_text(peer)) +
+                               (peer < 0 ? " sent it within " : " did not send it within ") +
+                               duration_text(waiting_.timeout));
   }
 
   bool has_own_message() const noexcept { return derived().pairs_.has_own_message(); }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types: the 16-bit floats, the run-time tag of a type, and the way from one to the other.
+// Element types: the 16-bit and 8-bit floats, the run-time tag of a type, and the way from one to
+// the other.
 #pragma once
 
 #include <bit>
@@ -33,7 +34,48 @@ enum class dtype : std::uint8_t {
   uint32 = 11,
   uint64 = 12,
   boolean = 13,
+  float8_e4m3fn = 14,
+  float8_e5m2 = 15,
 };
+
+namespace detail {
+
+/// The pattern of a float's magnitude as a binary float with `Fraction` bits of fraction and that
+/// exponent bias: rounded to nearest even, by integers alone. Too large ones run on into patterns
+/// that mean something else.
+template <unsigned Fraction, unsigned Bias>
+RANKFOLD_DETAIL_INLINE constexpr std::uint32_t narrow_magnitude(std::uint32_t magnitude) noexcept {
+  constexpr unsigned dropped = 23U - Fraction;
+  if (magnitude >= (128U - Bias) << 23) {  // a normal number there, too
+    // Just below half a unit, plus one more if the kept part is odd: a tie goes to even. The carry
+    // into the exponent is right.
+    const std::uint32_t tie_to_even = (1U << (dropped - 1U)) - 1U + ((magnitude >> dropped) & 1U);
+    return (magnitude + tie_to_even - ((127U - Bias) << 23)) >> dropped;
+  }
+  // In units of the smallest subnormal: significand · 2^-shift.
+  const std::uint32_t shift = 151U - Bias - Fraction - (magnitude >> 23);
+  if (shift > 24U) {
+    return 0;
+  }
+  const std::uint32_t significand = (magnitude & 0x007F'FFFFU) | 0x0080'0000U;
+  const std::uint32_t whole = significand >> shift;
+  const std::uint32_t rest = significand & ((1U << shift) - 1U);
+  const std::uint32_t half = 1U << (shift - 1U);
+  const bool up = rest > half || (rest == half && (whole & 1U) != 0U);
+  return whole + (up ? 1U : 0U);
+}
+
+/// The way back, for a number; exact.
+template <unsigned Fraction, unsigned Bias>
+RANKFOLD_DETAIL_INLINE constexpr std::uint32_t widen_magnitude(std::uint32_t magnitude) noexcept {
+  if (magnitude >= 1U << Fraction) {
+    return (magnitude << (23U - Fraction)) + ((127U - Bias) << 23);
+  }
+  constexpr float unit = std::bit_cast<float>((128U - Bias - Fraction) << 23);
+  return std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * unit);  // a normal float
+}
+
+}  // namespace detail
 
 /// Brain float: the upper half of an IEEE binary32. For storage; arithmetic is done in float.
 struct bfloat16 {
@@ -93,11 +135,7 @@ struct float16 {
     if (magnitude == 0x7C00U) {
       return std::bit_cast<float>(sign | 0x7F80'0000U);
     }
-    if (magnitude >= 0x0400U) {
-      return std::bit_cast<float>(sign | ((magnitude << 13) + (112U << 23)));
-    }
-    const float subnormal = static_cast<float>(magnitude) * 0x1p-24F;  // exact, a normal float
-    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(subnormal));
+    return std::bit_cast<float>(sign | detail::widen_magnitude<10, 15>(magnitude));
   }
 
   static constexpr float16 from_bits(std::uint16_t pattern) noexcept {
@@ -124,32 +162,124 @@ struct float16 {
     if (magnitude >= 0x4780'0000U) {  // 65536 and above; 65520 to 65536 carry to infinity below
       return static_cast<std::uint16_t>(sign | 0x7C00U);
     }
-    if (magnitude >= 113U << 23) {  // a normal number as binary16, too
-      const std::uint32_t tie_to_even = 0x0FFFU + ((magnitude >> 13) & 1U);
-      return static_cast<std::uint16_t>(sign | (magnitude + tie_to_even - (112U << 23)) >> 13);
+    return static_cast<std::uint16_t>(sign | detail::narrow_magnitude<10, 15>(magnitude));
+  }
+};
+
+/// Four bits of exponent, three of fraction; no infinities, and one NaN of each sign (the format
+/// E4M3 of the Open Compute Project's *8-bit Floating Point Specification* and of Micikevicius et
+/// al. 2022, *FP8 Formats for Deep Learning*, arXiv:2209.05433). Its numbers end at 448. For
+/// storage; arithmetic is done in float.
+struct float8_e4m3fn {
+  std::uint8_t bits = 0;
+
+  constexpr float8_e4m3fn() noexcept = default;
+
+  /// Rounds to nearest even. What is beyond 448, infinities too, becomes ±448, as the specification
+  /// has it for conversions that saturate, and as torch does it; every NaN becomes 0x7F.
+  /// Independent of the rounding mode.
+  RANKFOLD_DETAIL_INLINE constexpr explicit float8_e4m3fn(float value) noexcept
+      : bits(round(value)) {}
+
+  /// Exact. A NaN becomes a quiet NaN with its sign.
+  RANKFOLD_DETAIL_INLINE constexpr explicit operator float() const noexcept {
+    const std::uint32_t sign = (bits & 0x80U) << 24;
+    const std::uint32_t magnitude = bits & 0x7FU;
+    if (magnitude == 0x7FU) {
+      return std::bit_cast<float>(sign | 0x7FF0'0000U);
     }
-    // In units of 2^-24, the smallest subnormal: significand · 2^-shift.
-    const std::uint32_t shift = 126U - (magnitude >> 23);
-    if (shift > 24U) {
-      return static_cast<std::uint16_t>(sign);
+    return std::bit_cast<float>(sign | detail::widen_magnitude<3, 7>(magnitude));
+  }
+
+  static constexpr float8_e4m3fn from_bits(std::uint8_t pattern) noexcept {
+    float8_e4m3fn result;
+    result.bits = pattern;
+    return result;
+  }
+
+  friend constexpr bool operator==(float8_e4m3fn a, float8_e4m3fn b) noexcept {
+    return static_cast<float>(a) == static_cast<float>(b);
+  }
+  friend constexpr std::partial_ordering operator<=>(float8_e4m3fn a, float8_e4m3fn b) noexcept {
+    return static_cast<float>(a) <=> static_cast<float>(b);
+  }
+
+ private:
+  RANKFOLD_DETAIL_INLINE static constexpr std::uint8_t round(float value) noexcept {
+    const auto u = std::bit_cast<std::uint32_t>(value);
+    const std::uint32_t sign = (u >> 24) & 0x80U;
+    const std::uint32_t magnitude = u & 0x7FFF'FFFFU;
+    if (magnitude > 0x7F80'0000U) {
+      return 0x7FU;
     }
-    const std::uint32_t significand = (magnitude & 0x007F'FFFFU) | 0x0080'0000U;
-    const std::uint32_t whole = significand >> shift;
-    const std::uint32_t rest = significand & ((1U << shift) - 1U);
-    const std::uint32_t half = 1U << (shift - 1U);
-    const bool up = rest > half || (rest == half && (whole & 1U) != 0U);
-    return static_cast<std::uint16_t>(sign | (whole + (up ? 1U : 0U)));
+    if (magnitude >= 0x43E0'0000U) {  // 448
+      return static_cast<std::uint8_t>(sign | 0x7EU);
+    }
+    return static_cast<std::uint8_t>(sign | detail::narrow_magnitude<3, 7>(magnitude));
+  }
+};
+
+/// Five bits of exponent, two of fraction: the upper half of an IEEE binary16 (the format E5M2 of
+/// the publications above). For storage; arithmetic is done in float.
+struct float8_e5m2 {
+  std::uint8_t bits = 0;
+
+  constexpr float8_e5m2() noexcept = default;
+
+  /// Rounds to nearest even: from 61440 on to infinity, as torch does it; every NaN becomes 0x7F.
+  /// Independent of the rounding mode.
+  RANKFOLD_DETAIL_INLINE constexpr explicit float8_e5m2(float value) noexcept
+      : bits(round(value)) {}
+
+  /// Exact. A NaN keeps its payload and becomes quiet.
+  RANKFOLD_DETAIL_INLINE constexpr explicit operator float() const noexcept {
+    return static_cast<float>(float16::from_bits(static_cast<std::uint16_t>(bits << 8)));
+  }
+
+  static constexpr float8_e5m2 from_bits(std::uint8_t pattern) noexcept {
+    float8_e5m2 result;
+    result.bits = pattern;
+    return result;
+  }
+
+  friend constexpr bool operator==(float8_e5m2 a, float8_e5m2 b) noexcept {
+    return static_cast<float>(a) == static_cast<float>(b);
+  }
+  friend constexpr std::partial_ordering operator<=>(float8_e5m2 a, float8_e5m2 b) noexcept {
+    return static_cast<float>(a) <=> static_cast<float>(b);
+  }
+
+ private:
+  RANKFOLD_DETAIL_INLINE static constexpr std::uint8_t round(float value) noexcept {
+    const auto u = std::bit_cast<std::uint32_t>(value);
+    const std::uint32_t sign = (u >> 24) & 0x80U;
+    const std::uint32_t magnitude = u & 0x7FFF'FFFFU;
+    if (magnitude > 0x7F80'0000U) {
+      return 0x7FU;
+    }
+    if (magnitude >= 0x4780'0000U) {  // 65536 and above; 61440 to 65536 carry to infinity below
+      return static_cast<std::uint8_t>(sign | 0x7CU);
+    }
+    return static_cast<std::uint8_t>(sign | detail::narrow_magnitude<2, 15>(magnitude));
   }
 };
 
 static_assert(sizeof(bfloat16) == 2 && std::is_trivially_copyable_v<bfloat16>);
 static_assert(sizeof(float16) == 2 && std::is_trivially_copyable_v<float16>);
+static_assert(sizeof(float8_e4m3fn) == 1 && std::is_trivially_copyable_v<float8_e4m3fn>);
+static_assert(sizeof(float8_e5m2) == 1 && std::is_trivially_copyable_v<float8_e5m2>);
 static_assert(sizeof(bool) == 1);
 
-/// True for the floating-point element types: float, double, bfloat16, float16.
+/// True for the 8-bit floats.
 template <class T>
-inline constexpr bool is_floating_v = std::is_same_v<T, float> || std::is_same_v<T, double> ||
-                                      std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;
+inline constexpr bool is_float8_v =
+    std::is_same_v<T, float8_e4m3fn> || std::is_same_v<T, float8_e5m2>;
+
+/// True for the floating-point element types: float, double, the 16-bit and the 8-bit floats.
+template <class T>
+inline constexpr bool is_floating_v =
+    std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, bfloat16> ||
+    std::is_same_v<T, float16> || is_float8_v<T>;
 
 /// True for the integer element types: signed and unsigned, 8 to 64 bits, by whatever name. Not
 /// bool, and not the character types, which hold text.
@@ -171,6 +301,10 @@ consteval dtype find_dtype() {
     return dtype::bfloat16;
   } else if constexpr (std::is_same_v<T, float16>) {
     return dtype::float16;
+  } else if constexpr (std::is_same_v<T, float8_e4m3fn>) {
+    return dtype::float8_e4m3fn;
+  } else if constexpr (std::is_same_v<T, float8_e5m2>) {
+    return dtype::float8_e5m2;
   } else if constexpr (std::is_same_v<T, bool>) {
     return dtype::boolean;
   } else if constexpr (is_integer_v<T>) {
@@ -209,6 +343,10 @@ template <>
 struct element<dtype::uint64> : std::type_identity<std::uint64_t> {};
 template <>
 struct element<dtype::boolean> : std::type_identity<bool> {};
+template <>
+struct element<dtype::float8_e4m3fn> : std::type_identity<float8_e4m3fn> {};
+template <>
+struct element<dtype::float8_e5m2> : std::type_identity<float8_e5m2> {};
 
 template <class T>
 struct accumulator : std::type_identity<T> {};
@@ -216,6 +354,10 @@ template <>
 struct accumulator<bfloat16> : std::type_identity<float> {};
 template <>
 struct accumulator<float16> : std::type_identity<float> {};
+template <>
+struct accumulator<float8_e4m3fn> : std::type_identity<float> {};
+template <>
+struct accumulator<float8_e5m2> : std::type_identity<float> {};
 
 [[noreturn]] inline void throw_unknown_dtype(dtype type) {
   throw std::invalid_argument(
@@ -234,7 +376,8 @@ inline constexpr dtype dtype_of_v = detail::find_dtype<std::remove_cv_t<T>>();
 template <dtype Type>
 using element_t = typename detail::element<Type>::type;
 
-/// The type in which elements of type `T` are folded: float for the 16-bit floats, else `T`.
+/// The type in which elements of type `T` are folded: float for the 16-bit and
+/// the 8-bit floats, else `T`.
 template <class T>
 using accumulator_t = typename detail::accumulator<T>::type;
 
@@ -271,6 +414,10 @@ constexpr decltype(auto) visit(dtype type, F&& f) {
       return f.template operator()<std::uint64_t>();
     case dtype::boolean:
       return f.template operator()<bool>();
+    case dtype::float8_e4m3fn:
+      return f.template operator()<float8_e4m3fn>();
+    case dtype::float8_e5m2:
+      return f.template operator()<float8_e5m2>();
     case dtype::user:
       break;
   }
@@ -315,6 +462,10 @@ constexpr std::string_view name_of(dtype type) noexcept {
       return "uint64";
     case dtype::boolean:
       return "boolean";
+    case dtype::float8_e4m3fn:
+      return "float8_e4m3fn";
+    case dtype::float8_e5m2:
+      return "float8_e5m2";
   }
   return "unknown";
 }

@@ -155,14 +155,15 @@ struct fingerprint {
     return static_cast<collective>(words[0] >> 48 & 0x1f);
   }
   constexpr std::size_t count() const noexcept { return words[0] & max_count; }
+  constexpr dtype type() const noexcept { return static_cast<dtype>(words[0] >> 53 & 0x3f); }
+  constexpr std::uint32_t tag() const noexcept { return static_cast<std::uint32_t>(words[1] >> 44); }
 
   /// For messages: "all_reduce of 64 × float32 by sum, algorithm one_shot, tag 3".
   std::string describe() const {
-    const auto type = static_cast<dtype>(words[0] >> 53 & 0x3f);
+    const dtype type = this->type();
     const auto how = static_cast<algorithm>(words[0] >> 59);
     const auto operator_id = static_cast<std::uint32_t>(words[1]);
     const auto root = words[1] >> 32 & 0xfff;
-    const auto tag = words[1] >> 44;
     std::string text(name_of(what()));
     if (is_uneven(what())) {
       // Of its counts, which ranks need not know of each other, there is only a user's size.
@@ -184,7 +185,7 @@ struct fingerprint {
       text.append(root_is).append(std::to_string(root));
     }
     if (how != algorithm::automatic) text.append(", algorithm ").append(name_of(how));
-    return text.append(", tag ").append(std::to_string(tag));
+    return text.append(", tag ").append(std::to_string(tag()));
   }
 };
 static_assert(sizeof(fingerprint) == 16);

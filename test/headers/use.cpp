@@ -31,6 +31,8 @@ void use(Comm& comm) {
   use_elements<double>(comm, longest{});
   use_elements<rankfold::bfloat16>(comm, rankfold::max{});
   use_elements<rankfold::float16>(comm, rankfold::min{});
+  use_elements<rankfold::float8_e4m3fn>(comm, rankfold::sum{});
+  use_elements<rankfold::float8_e5m2>(comm, rankfold::max{});
   use_elements<std::int8_t>(comm, rankfold::prod{});
   use_elements<std::int64_t>(comm, rankfold::bit_xor{});
   use_elements<std::uint16_t>(comm, rankfold::logical_and{});

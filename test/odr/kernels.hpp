@@ -11,9 +11,9 @@
 /// A fold of two arrays of float in each kind of code: vectors, the tail, the stack of many inputs,
 /// conversions, an operator of the user's.
 struct kernel_list {
-  std::array<rankfold::kernel::fold_function, 6> folds;
-  std::array<rankfold::kernel::convert_function, 4> conversions;
-  std::array<rankfold::kernel::partial_reducer, 2> partials;
+  std::array<rankfold::kernel::fold_function, 8> folds;
+  std::array<rankfold::kernel::convert_function, 6> conversions;
+  std::array<rankfold::kernel::partial_reducer, 3> partials;
   rankfold::kernel::fold_function scalar;
 };
 
@@ -28,9 +28,12 @@ kernel_list kernels() {
   return {
       {kernel::fold_for<float, sum>(), kernel::fold_for<double, avg>(),
        kernel::fold_for<bfloat16, sum>(), kernel::fold_for<float16, rankfold::max>(),
+       kernel::fold_for<float8_e4m3fn, sum>(), kernel::fold_for<float8_e5m2, rankfold::min>(),
        kernel::fold_for<std::int8_t, prod>(), kernel::fold_for<float, smaller_magnitude>()},
       {kernel::convert_for<float, bfloat16>(), kernel::convert_for<bfloat16, float>(),
-       kernel::convert_for<float, float16>(), kernel::convert_for<float16, float>()},
-      {kernel::partial_reducer_for<bfloat16, sum>(), kernel::partial_reducer_for<float16, avg>()},
+       kernel::convert_for<float, float16>(), kernel::convert_for<float16, float>(),
+       kernel::convert_for<float, float8_e4m3fn>(), kernel::convert_for<float8_e5m2, float>()},
+      {kernel::partial_reducer_for<bfloat16, sum>(), kernel::partial_reducer_for<float16, avg>(),
+       kernel::partial_reducer_for<float8_e5m2, avg>()},
       kernel::fold_for<float, sum, simd::scalar>()};
 }

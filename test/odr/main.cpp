@@ -63,7 +63,7 @@ void check_kernels() {
     in.push_back(bytes.data());
   }
   const smaller_magnitude op;
-  const std::size_t element[] = {4, 8, 2, 2, 1, 4};
+  const std::size_t element[] = {4, 8, 2, 2, 1, 1, 1, 4};
   for (std::size_t i = 0; i < base.folds.size(); ++i) {
     check(base.folds[i] != avx2.folds[i], "fold " + std::to_string(i) + " is one function");
     std::vector<std::byte> a(size);

@@ -14,7 +14,7 @@ import sys
 
 NEW = re.compile(r"v[a-z]|[lt]zcnt|shlx|shrx|sarx|andn|bextr|rorx|pdep|pext|bzhi|mulx|movbe")
 KERNEL = re.compile(r"_ZNK?8rankfold\d+v\d+_a\d(?:6kernel|4simd|6detail\d+"
-                    r"(?:fold_|half_|\w*_policy|average_step|element_fold))|_ZNK?5xsimd")
+                    r"(?:fold_|half_|\w*float8|\w*_policy|average_step|element_fold))|_ZNK?5xsimd")
 ARCHITECTURE = re.compile(r"avx|6targetI")
 
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oracle for bits: a scalar recursion of the canonical tree. It shares no code with the
-// library, only its types; conversions of the 16-bit floats are done in exact arithmetic.
+// library, only its types; conversions of the small floats are done in exact arithmetic.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -62,6 +63,54 @@ inline std::uint32_t encode(double x) {
   return sign | std::min(infinity, units + (static_cast<std::uint32_t>(exponent + bias - 1) << F));
 }
 
+/// The numbers of an 8-bit float: the value of each magnitude up to the one that too large numbers
+/// become, which for float8_e5m2 is infinity, in the place of 2^16.
+template <class T>
+inline const auto& float8_numbers() {
+  constexpr bool is_e5m2 = std::is_same_v<T, rankfold::float8_e5m2>;
+  constexpr int fraction = is_e5m2 ? 2 : 3;
+  constexpr int bias = is_e5m2 ? 15 : 7;
+  static const auto numbers = [] {
+    std::array<double, (is_e5m2 ? 0x7C : 0x7E) + 1> all{};
+    for (int i = 0; i < static_cast<int>(all.size()); ++i) {
+      const int exponent = i >> fraction;
+      const int digits = (i & ((1 << fraction) - 1)) + (exponent > 0 ? 1 << fraction : 0);
+      all[static_cast<std::size_t>(i)] =
+          std::ldexp(digits, std::max(exponent, 1) - bias - fraction);
+    }
+    return all;
+  }();
+  return numbers;
+}
+
+template <class T>
+inline double decode_float8(std::uint8_t pattern) {
+  const auto& numbers = float8_numbers<T>();
+  const std::size_t magnitude = pattern & 0x7FU;
+  const bool is_infinity = std::is_same_v<T, rankfold::float8_e5m2> && magnitude == 0x7C;
+  const double x = is_infinity                  ? std::numeric_limits<double>::infinity()
+                   : magnitude < numbers.size() ? numbers[magnitude]
+                                                : std::numeric_limits<double>::quiet_NaN();
+  return (pattern & 0x80U) != 0 ? -x : x;
+}
+
+/// The nearest of these numbers, of two the even one; every NaN gives 0x7F.
+template <class T>
+inline std::uint8_t encode_float8(double x) {
+  if (std::isnan(x)) {
+    return 0x7F;
+  }
+  const auto& numbers = float8_numbers<T>();
+  const double magnitude = std::min(std::fabs(x), numbers.back());
+  const auto above = std::lower_bound(numbers.begin(), numbers.end(), magnitude);
+  auto nearest = static_cast<unsigned>(above - numbers.begin());
+  if (*above != magnitude) {
+    const double middle = (above[-1] + *above) / 2;
+    nearest -= magnitude < middle || (magnitude == middle && nearest % 2 != 0) ? 1 : 0;
+  }
+  return static_cast<std::uint8_t>(nearest | (std::signbit(x) ? 0x80U : 0U));
+}
+
 /// What a fold of T computes in.
 template <class T>
 struct wide : std::type_identity<T> {};
@@ -69,6 +118,10 @@ template <>
 struct wide<rankfold::bfloat16> : std::type_identity<float> {};
 template <>
 struct wide<rankfold::float16> : std::type_identity<float> {};
+template <>
+struct wide<rankfold::float8_e4m3fn> : std::type_identity<float> {};
+template <>
+struct wide<rankfold::float8_e5m2> : std::type_identity<float> {};
 template <class T>
 using wide_t = typename wide<T>::type;
 
@@ -83,6 +136,8 @@ inline wide_t<T> read(const std::byte* from) {
       return static_cast<float>(decode<8, 7>(x.bits));
     } else if constexpr (std::is_same_v<T, rankfold::float16>) {
       return static_cast<float>(decode<5, 10>(x.bits));
+    } else if constexpr (rankfold::is_float8_v<T>) {
+      return static_cast<float>(decode_float8<T>(x.bits));
     } else {
       return x;
     }
@@ -99,6 +154,8 @@ inline void write(std::byte* to, wide_t<T> x) {
   } else if constexpr (std::is_same_v<T, rankfold::float16>) {
     const auto pattern = static_cast<std::uint16_t>(encode<5, 10>(double{x}));
     std::memcpy(to, &pattern, 2);
+  } else if constexpr (rankfold::is_float8_v<T>) {
+    *to = std::byte{encode_float8<T>(double{x})};
   } else {
     std::memcpy(to, &x, sizeof(T));
     if constexpr (std::is_floating_point_v<T>) {

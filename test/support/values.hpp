@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -98,10 +99,14 @@ inline std::vector<bits_of<T>> special_patterns() {
   using bits = bits_of<T>;
   if constexpr (std::is_same_v<T, float>) {
     auto all = float_patterns<bits, 32, 23>();
-    // Around the edges of the 16-bit floats, too: their folds are rounded from float.
+    // Around the edges of the small floats, too: their folds are rounded from float.
     for (const bits more :
          {0x38800000U, 0x387FFFFFU, 0x33000000U, 0x33000001U, 0x477FE000U, 0x477FEFFFU, 0x477FF000U,
-          0x7F7F7FFFU, 0x7F7F8000U, 0x3F808000U, 0x3F818000U, 0x3F801000U, 0x3F803000U}) {
+          0x7F7F7FFFU, 0x7F7F8000U, 0x3F808000U, 0x3F818000U, 0x3F801000U, 0x3F803000U,
+          // of 8 bits: 448, 464, 480, 57344, 61440, halves of the smallest, ties above 1
+          0x43E00000U, 0x43E7FFFFU, 0x43E80000U, 0x43E80001U, 0x43F00000U, 0x47600000U, 0x476FFFFFU,
+          0x47700000U, 0x3A800000U, 0x3A800001U, 0x37000000U, 0x37000001U, 0x3F880000U, 0x3F980000U,
+          0x3F900000U, 0x3FB00000U}) {
       all.push_back(more);
     }
     return all;
@@ -111,6 +116,10 @@ inline std::vector<bits_of<T>> special_patterns() {
     return float_patterns<bits, 16, 7>();
   } else if constexpr (std::is_same_v<T, rankfold::float16>) {
     return float_patterns<bits, 16, 10>();
+  } else if constexpr (rankfold::is_float8_v<T>) {  // few enough: all of them
+    std::vector<bits> all(256);
+    std::iota(all.begin(), all.end(), bits{0});
+    return all;
   } else if constexpr (std::is_same_v<T, bool>) {
     return {0, 1};
   } else {
@@ -184,7 +193,7 @@ inline std::vector<T> hostile(std::size_t count, int rank, std::uint64_t run_see
 template <class T>
 inline T counting(int rank, std::size_t index) {
   const auto x = static_cast<std::size_t>(rank + 1) * (index % 7 + 1);
-  if constexpr (std::is_same_v<T, rankfold::bfloat16> || std::is_same_v<T, rankfold::float16>) {
+  if constexpr (!std::is_same_v<rankfold::accumulator_t<T>, T>) {  // converts explicitly only
     return T(static_cast<float>(x));
   } else {
     return static_cast<T>(x);
@@ -196,7 +205,7 @@ inline T counting(int rank, std::size_t index) {
 template <class T>
 inline T counting_sum(int ranks, std::size_t index) {
   const auto x = static_cast<std::size_t>(ranks * (ranks + 1) / 2) * (index % 7 + 1);
-  if constexpr (std::is_same_v<T, rankfold::bfloat16> || std::is_same_v<T, rankfold::float16>) {
+  if constexpr (!std::is_same_v<rankfold::accumulator_t<T>, T>) {  // converts explicitly only
     return T(static_cast<float>(x));
   } else {
     return static_cast<T>(x);

@@ -65,6 +65,15 @@ def pair(extension):
         yield ranks
 
 
+@pytest.fixture(scope="session")
+def backend_module():
+    """The Python module that registers the c10d backend: a built examples/torch_backend.cpp."""
+    path = os.environ.get("RANKFOLD_TORCH_BACKEND")
+    if not path:
+        pytest.skip("RANKFOLD_TORCH_BACKEND names no module; test/meson.build sets it")
+    return path
+
+
 @pytest.fixture(autouse=True)
 def fresh_compiler():
     torch._dynamo.reset()

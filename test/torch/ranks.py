@@ -9,6 +9,7 @@ are killed; so a collective that hangs is a failed test. This file is also the p
 """
 
 import ctypes
+import datetime
 import importlib
 import io
 import multiprocessing.connection
@@ -17,6 +18,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import uuid
@@ -50,6 +52,17 @@ class Here:
     @property
     def order(self):
         return self.ops.order()
+
+
+def run_example(path, *arguments):
+    """What rank 0 of a program in examples/ prints, run on two ranks."""
+    root = pathlib.Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, root / "tools" / "launch.py", "2", sys.executable, root / "examples" / path, *arguments],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    assert run.returncode == 0, run.stdout
+    return [line.removeprefix("[0] ") for line in run.stdout.splitlines() if line.startswith("[0] ")]
 
 
 class Ranks:
@@ -139,6 +152,39 @@ class Ranks:
         return self.receive(seconds)
 
 
+def import_file(path):
+    """The Python module that this file is."""
+    path = pathlib.Path(path)
+    sys.path.insert(0, str(path.parent))
+    return importlib.import_module(path.name.split(".")[0])
+
+
+def join(here, backend, module, file):
+    if module:
+        import_file(module)
+    torch.distributed.init_process_group(
+        backend, init_method=f"file://{file}", rank=here.rank, world_size=here.size,
+        timeout=datetime.timedelta(seconds=60))
+
+
+class ProcessGroup(Ranks):
+    """Ranks with a default process group of a backend, which the Python module `module` registers."""
+
+    def __init__(self, size, backend, module="", **environment):
+        # gloo asks for the name of this host; a name server that is slow would make it wait.
+        super().__init__(size, "", init=False, GLOO_SOCKET_IFNAME="lo", **environment)
+        self.backend, self.module = backend, module
+        self.folder = tempfile.TemporaryDirectory()
+
+    def start(self):
+        super().start()
+        self(join, self.backend, self.module, f"{self.folder.name}/{uuid.uuid4().hex}", seconds=120)
+
+    def __exit__(self, *_):
+        super().__exit__()
+        self.folder.cleanup()
+
+
 def serve(descriptor, extension, init):
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: not to outlive the tests
     pipe = multiprocessing.connection.Connection(descriptor)
@@ -151,7 +197,8 @@ def serve(descriptor, extension, init):
         try:
             if here is None:
                 torch.set_num_threads(1)
-                torch.ops.load_library(extension)
+                if extension:
+                    torch.ops.load_library(extension)
                 ops = getattr(torch.ops, NAMESPACE)
                 if init:
                     ops.init()

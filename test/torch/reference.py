@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two ranks must end with, element by element, by arithmetic that shares nothing with the library."""
+"""What two ranks must end with, by arithmetic and slicing that share nothing with the library."""
 
 import functools
 import math
 
 import torch
 
-FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
 SIGNED = [torch.int8, torch.int16, torch.int32, torch.int64]
 UNSIGNED = [torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 ARITHMETIC = ["sum", "prod", "min", "max"]
@@ -65,6 +65,8 @@ def fold_floats(a, b, op):
         result = torch.where(x.isnan() | y.isnan(), torch.full_like(x, math.nan), result)
     else:
         result = {"sum": x + y, "avg": (x + y) / 2, "prod": x * y}[op]
+    if a.dtype == torch.float8_e4m3fn:  # as casts of torch 2.13 saturate; those of older ones give NaN
+        result = result.clamp(-448, 448)
     return result.to(a.dtype)
 
 
@@ -86,8 +88,37 @@ def same_bits(a, b):
     """Equal shape, dtype and bits: unlike torch.equal, it tells -0 from +0 and takes NaN for itself."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    a, b = (x.detach().contiguous().view(-1) for x in (a, b))
+    # A copy: one element is contiguous whatever its stride, but cannot be viewed as bytes.
+    a, b = (x.detach().reshape(-1).clone(memory_format=torch.contiguous_format) for x in (a, b))
     return a.numel() == 0 or bool(torch.equal(a.view(torch.uint8), b.view(torch.uint8)))
+
+
+def collective(name, xs, rank, op="sum", sizes=None, splits=None, root=0):
+    """What `rank` gets of a collective of two ranks that have `xs`; splits[s][r] is how many rows s has for r."""
+    if name == "all_reduce":
+        return fold(*xs, op)
+    if name == "broadcast":
+        return xs[root]
+    if name == "all_gather":
+        return torch.cat([x.reshape(1) if x.dim() == 0 else x for x in xs])
+    if name == "reduce_scatter":
+        sizes = sizes or [len(xs[0]) // 2] * 2
+        return fold(*xs, op)[sum(sizes[:rank]):][:sizes[rank]]
+    splits = splits or [[len(x) // 2] * 2 for x in xs]
+    return torch.cat([x[sum(split[:rank]):][:split[rank]] for x, split in zip(xs, splits)])
+
+
+# The form of each collective that writes to a tensor.
+WRITING = {"all_reduce": "all_reduce_", "broadcast": "broadcast_", "all_gather": "all_gather_into_",
+           "reduce_scatter": "reduce_scatter_into_", "all_to_all": "all_to_all_into_"}
+
+
+def of_rank(options, rank):
+    """What the op is told on that rank, where `collective` is told `options`."""
+    options = dict(options)
+    if splits := options.pop("splits", None):
+        options.update(input_split_sizes=splits[rank], output_split_sizes=[split[rank] for split in splits])
+    return options
 
 
 def sum_of(tensors):

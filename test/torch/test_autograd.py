@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients: y_r = Σ_s x_s on every rank, the loss is Σ_r L_r, so dx is the all-reduced dy."""
+"""Gradients: the loss is the sum of all ranks' losses, so that of y_r = Σ_s x_s is the all-reduced dy."""
 
 import threading
 
 import pytest
 import torch
-from reference import same_bits, values
+from reference import WRITING, collective, of_rank, same_bits, values
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -58,22 +58,48 @@ def test_backward_all_reduces_the_gradient(library, threads, op, factor, token):
         assert gradient.tolist() == [[3 * factor] * 4] * 3
 
 
-def test_second_derivatives(library, threads):
-    order = library.order()
+# Name -> op, shapes of the two ranks' x, and what the reference is told.
+DIFFERENTIABLE = {
+    "all_reduce": ("all_reduce", [(3, 4), (3, 4)], {"op": "avg"}),
+    "all_gather": ("all_gather", [(3, 4), (3, 4)], {}),
+    "all_gather of numbers": ("all_gather", [(), ()], {}),
+    "all_gather uneven": ("all_gather", [(2, 4), (3, 4)], {"sizes": [2, 3]}),
+    "reduce_scatter": ("reduce_scatter", [(4, 2), (4, 2)], {}),
+    "reduce_scatter avg": ("reduce_scatter", [(4, 2), (4, 2)], {"op": "avg"}),
+    "reduce_scatter uneven": ("reduce_scatter", [(5, 2), (5, 2)], {"op": "avg", "sizes": [4, 1]}),
+    "broadcast": ("broadcast", [(3, 4), (3, 4)], {"root": 1}),
+    "all_to_all": ("all_to_all", [(4, 3), (4, 3)], {}),
+    "all_to_all uneven": ("all_to_all", [(5, 3), (2, 3)], {"splits": [[4, 1], [0, 2]]}),
+}
+
+
+def first_and_second(y, x):
+    """Derivatives of a loss that is not quadratic in y, on this rank."""
+    first, = torch.autograd.grad((y * y * y).sum(), x, create_graph=True)
+    second, = torch.autograd.grad((first * first).sum(), x)
+    return first.detach(), second
+
+
+@pytest.mark.parametrize("token", [True, False], ids=["token", "eager"])
+@pytest.mark.parametrize("case", DIFFERENTIABLE)
+def test_first_and_second_derivatives(library, threads, case, token):
+    op, shapes, options = DIFFERENTIABLE[case]
 
     def function(rank, group):
-        x = torch.full((2,), 1.0 + rank, dtype=torch.float64, requires_grad=True)
-        y = library.all_reduce(x * x, order, group=group)
-        first, = torch.autograd.grad((y * y).sum(), x, create_graph=True)
-        first.sum().backward()
-        return first.detach(), x.grad
+        x = values(torch.float64, shapes[rank], rank).requires_grad_()
+        arguments = (library.order(),) if token else ()
+        y = getattr(library, op)(x * 1.0, *arguments, group=group, **of_rank(options, rank))
+        assert op in y.grad_fn.name()
+        return first_and_second(y, x)
 
-    # y = x0² + x1² on both, L = 2 y²: dL/dx0 = 8 y x0, and Σ_r,i of those again by x0.
+    # One process that has both, and whose losses are added.
+    xs = [values(torch.float64, shape, rank).requires_grad_() for rank, shape in enumerate(shapes)]
+    ys = [collective(op, xs, rank, **options) for rank in (0, 1)]
+    firsts = torch.autograd.grad(sum((y * y * y).sum() for y in ys), xs, create_graph=True, materialize_grads=True)
+    seconds = torch.autograd.grad(sum((first * first).sum() for first in firsts), xs, materialize_grads=True)
     for rank, (first, second) in enumerate(threads(function)):
-        x0, x1 = 1.0 + rank, 2.0 - rank
-        y = x0 * x0 + x1 * x1
-        assert first.tolist() == [8 * y * x0] * 2
-        assert second.tolist() == [8 * y + 16 * x0 * x0 + 16 * x0 * x1] * 2
+        torch.testing.assert_close(first, firsts[rank].detach())
+        torch.testing.assert_close(second, seconds[rank])
 
 
 def test_a_gradient_that_is_not_contiguous(library, threads):
@@ -117,27 +143,48 @@ def test_a_new_tensor_is_returned_also_by_one_rank(ops, order):
     assert y.is_contiguous()
 
 
+WRITE = {
+    "all_reduce_": lambda ops, x, *token: ops.all_reduce_(x, *token),
+    "broadcast_": lambda ops, x, *token: ops.broadcast_(x, *token),
+    "all_gather_into_": lambda ops, x, *token: ops.all_gather_into_(x, torch.ones(x.shape), *token),
+    "reduce_scatter_into_": lambda ops, x, *token: ops.reduce_scatter_into_(x, torch.ones(x.shape), *token),
+    "all_to_all_into_": lambda ops, x, *token: ops.all_to_all_into_(x, torch.ones(x.shape), *token),
+}
+
+
 @pytest.mark.parametrize("token", [True, False], ids=["token", "eager"])
-def test_autograd_sees_what_is_written_in_place(ops, order, token):
+@pytest.mark.parametrize("op", WRITE)
+def test_autograd_sees_what_is_written_in_place(ops, order, op, token):
     arguments = (order,) if token else ()
     x = torch.ones(3)
     version = x._version
-    ops.all_reduce_(x, *arguments)
+    assert WRITE[op](ops, x, *arguments) is x
     assert x._version == version + 1
     w = torch.ones(3, requires_grad=True)
     product = w * x  # needs x for the gradient of w
-    ops.all_reduce_(x[:2], *arguments)
+    WRITE[op](ops, x[:2], *arguments)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.sum().backward()
 
 
-def test_nothing_of_the_kernel_is_differentiated(ops, order):
-    x = torch.ones(3, 2).requires_grad_()
-    y = ops.all_reduce(x.t(), order)
-    assert "all_reduce" in y.grad_fn.name()
+@pytest.mark.parametrize("name", WRITING)
+def test_nothing_of_the_kernel_is_differentiated(ops, order, name):
+    op, x = getattr(ops, name), torch.ones(3, 2).requires_grad_()
+    assert name in op(x.t(), order).grad_fn.name()
     with torch.no_grad():
-        assert ops.all_reduce(x, order).grad_fn is None
-    assert ops.all_reduce(x.detach(), order).grad_fn is None
+        assert op(x, order).grad_fn is None
+    assert op(x.detach(), order).grad_fn is None
+
+
+def test_tensors_of_inference_mode_are_not_written_outside(ops, order):
+    with torch.inference_mode():
+        x = torch.ones(2)
+        ops.all_reduce_(x, order)
+    before = order.item()
+    for op in WRITE.values():
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+            op(ops, x, order)
+    assert order.item() == before
 
 
 def test_checkpoint_repeats_the_collective(ops, order):
@@ -150,17 +197,34 @@ def test_checkpoint_repeats_the_collective(ops, order):
     assert order.item() == before + 3  # forward, forward again, backward
 
 
+@pytest.mark.parametrize("token", [True, False], ids=["token", "unordered"])
+def test_compiled_autograd_has_one_graph(ops, order, token):
+    def call(name, x, *arguments):
+        op = getattr(ops, name)
+        return op(x, order, *arguments) if token else op.unordered(x, *arguments)
+
+    w, before = torch.ones(2, 2, requires_grad=True), order.item()
+    loss = call("reduce_scatter", call("broadcast", call("all_gather", w * 3, [2])), "avg", [2])
+    loss = call("all_to_all", call("all_reduce", loss)).sum()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+        loss.backward()
+    assert w.grad.tolist() == [[3.0, 3.0]] * 2
+    assert order.item() == before + (10 if token else 0)
+
+
 def test_forward_mode_and_functorch_are_refused_not_wrong(ops, order):
     import torch.autograd.forward_ad as forward_ad
 
-    with forward_ad.dual_level():
-        x = forward_ad.make_dual(torch.ones(2), torch.ones(2))
+    for name in WRITING:
+        op = getattr(ops, name)
+        with forward_ad.dual_level():
+            x = forward_ad.make_dual(torch.ones(2), torch.ones(2))
+            with pytest.raises(RuntimeError):
+                op(x, order)
+            with pytest.raises(RuntimeError, match="requires grad, which is not supported in place"):
+                WRITE[WRITING[name]](ops, x, order)
         with pytest.raises(RuntimeError):
-            ops.all_reduce(x, order)
-        with pytest.raises(RuntimeError, match="x requires grad"):
-            ops.all_reduce_(x, order)
-    with pytest.raises(RuntimeError):
-        torch.func.grad(lambda x: ops.all_reduce(x, order).sum())(torch.ones(2))
+            torch.func.grad(lambda x: op(x, order).sum())(torch.ones(2))
 
 
 # --- two processes ---

@@ -157,7 +157,7 @@ def message_of_another_size(here):
 def test_a_message_that_does_not_fit_is_an_error_and_not_the_end(two):
     for rank, text in enumerate(two(message_of_another_size, seconds=60)):
         assert text == (f"transport_error: rankfold: a message of 5000 bytes came from rank {1 - rank} "
-                        "where one of 4000 was expected")
+                        "where one of at most 4000 was expected")
 
 
 def round_trips(here, sizes):

@@ -2,13 +2,12 @@
 """torch.compile: one graph, right values, no copies, nothing reordered and nothing dropped."""
 
 import math
-import random
 import re
 import traceback
 
 import pytest
 import torch
-from reference import fold, same_bits, values
+from reference import WRITING, fold, same_bits, values
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
@@ -96,67 +95,7 @@ def test_compiled_layouts_and_dtypes(pair):
     assert same_bits(answers[1][2][0], fold(*base, "sum"))
 
 
-# --- order ---
-
-
-def program(seed):
-    """Source of a random function f(x, w, reduce), and how many collectives it makes.
-
-    Some results are not used. Sizes of intermediate tensors depend on x, whose rows differ between the
-    ranks: so does what Inductor takes for a good order.
-    """
-    rng = random.Random(seed)
-    lines = ["def f(x, w, reduce):", "    a0 = x @ w", "    b0 = w * 2"]
-    local, same, collectives = ["a0"], ["b0"], 0
-    for i in range(1, 11):
-        kind, a = rng.random(), rng.choice(local)
-        if kind < 0.45:
-            rows = rng.choice([1, 2, 4, 8])
-            lines.append(f"    b{i} = reduce((({a}).t() @ {a})[:{rows}] * 0.01)")
-            same.append(f"b{i}")
-            collectives += 1
-        elif kind < 0.75:
-            lines.append(f"    a{i} = torch.{rng.choice(['relu', 'tanh'])}({a} @ w)")
-            local.append(f"a{i}")
-        elif kind < 0.9:
-            lines.append(f"    a{i} = {a} + {rng.choice(same)}.sum(0)")
-            local.append(f"a{i}")
-        else:
-            lines.append(f"    a{i} = torch.cat([{a}, {rng.choice(local)}]) * 0.5")
-            local.append(f"a{i}")
-    used = rng.sample(local, min(2, len(local))) + rng.sample(same, min(2, len(same)))
-    lines.append(f"    return [{', '.join(used)}]")
-    return "\n".join(lines), collectives
-
-
-def run_program(here, seed):
-    source, collectives = program(seed)
-    scope = {"torch": torch}
-    exec(source, scope)
-    in_place = seed % 2 == 1
-
-    def reduce(x):
-        return here.ops.all_reduce_(x, here_order) if in_place else here.ops.all_reduce(x, here_order)
-
-    here_order = here.order
-    x = values(torch.float32, ((3, 400) if seed % 3 else (300, 4))[here.rank:][:1] + (8,), seed + here.rank)
-    w = values(torch.float32, (8, 8), seed) * 0.05
-    torch._dynamo.reset()
-    before = here_order.item()
-    expected = scope["f"](x, w, reduce)
-    eager_calls = here_order.item() - before
-    before = here_order.item()
-    found = torch.compile(scope["f"], fullgraph=True)(x, w, reduce)
-    compiled_calls = here_order.item() - before
-    assert eager_calls == compiled_calls == collectives
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-    return True
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_random_programs_keep_their_order_on_ranks_of_uneven_sizes(pair, seed):
-    # A collective out of order meets another one's, which is an error; a dropped one is counted.
-    assert pair(run_program, seed) == [True, True]
+# --- order; test_programs.py has random programs ---
 
 
 def two_independent(here):
@@ -251,6 +190,30 @@ def test_linear_all_reduce_linear_has_no_copy_and_no_further_buffer(ops, order):
             assert re.search(rf"extern_kernels\.\w+\((reinterpret_tensor\()?{buffer}\b", body), body
 
 
+def test_sequence_parallel_layers_have_no_copy_and_no_further_buffer(ops, order):
+    first, second = torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 8, bias=False)
+
+    def model(x):
+        scattered = ops.reduce_scatter(first(x), order)
+        return second(ops.all_gather(scattered, order))
+
+    def into(x, out):
+        return ops.all_gather_into_(out, first(x), order)
+
+    with torch.no_grad():
+        for dynamic in (False, True):
+            torch._dynamo.reset()
+            _, code = run_and_get_code(torch.compile(model, fullgraph=True, dynamic=dynamic), torch.ones(4, 8))
+            body = code[0][code[0].index("def call("):code[0].index("runner =")]
+            assert len(re.findall(r"= empty_strided_cpu\(", body)) == 2, body  # the results of the two matmuls
+            assert "clone" not in body and "copy_" not in body and "cpp_fused" not in body, body
+        out = torch.zeros(4, 16)
+        result, code = run_and_get_code(torch.compile(into, fullgraph=True), torch.ones(4, 8), out)
+        body = code[0][code[0].index("def call("):code[0].index("runner =")]
+        assert result.data_ptr() == out.data_ptr() and torch.equal(out, first(torch.ones(4, 8)))
+        assert len(re.findall(r"= empty_strided_cpu\(", body)) == 1 and "clone" not in body and "copy_" not in body, body
+
+
 def test_the_traced_graph_is_one_and_holds_the_op_between_the_matmuls(ops, order):
     graphs, lowered = [], []
 
@@ -283,6 +246,24 @@ def test_inputs_that_are_written_are_written_in_place(ops, order):
     data = x.data_ptr()
     result, code = run_and_get_code(torch.compile(lambda x: ops.all_reduce_(x, order), fullgraph=True), x)
     assert result.data_ptr() == data and "copy_" not in code[0] and "clone" not in code[0]
+
+
+def test_views_are_written_in_place(ops, order):
+    def function(out, whole, x):
+        ops.all_gather_into_(out, x + 1, order)
+        ops.reduce_scatter_into_(whole[1:5, 2:5], (x * 2)[:, :3], order)
+        ops.all_to_all_into_(whole[5:, :4], x[:1], order)
+        ops.broadcast_(whole.t()[0], order)
+        ops.all_gather_into_(whole[:4], whole[:4], order)
+        y = torch.empty(4, 4).t()
+        ops.all_gather_into_(y, x, order)
+        return out * 1, whole.sum(), y + 1
+
+    compiled, eager = ([torch.zeros(4, 4).t(), torch.zeros(6, 8), torch.arange(16.0).view(4, 4)] for _ in range(2))
+    compiled += torch.compile(function, fullgraph=True)(*compiled)
+    eager += function(*eager)
+    assert all(map(same_bits, compiled, eager))
+    assert eager[1].count_nonzero() > 12
 
 
 def test_two_modules_may_hold_the_token_each(ops, order):
@@ -327,14 +308,17 @@ def test_freezing_does_not_freeze_the_token(ops, order, buffer):
     assert order.item() == before + 6
 
 
-def test_fake_tensors_have_the_strides_of_real_ones(ops, order):
+@pytest.mark.parametrize("name", WRITING)
+def test_fake_tensors_have_the_strides_of_real_ones(ops, order, name):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     base = torch.ones(4, 6, 5)
     for x in (base, base.permute(2, 0, 1), base[:, ::2], base[0, 0, 0], base[:0], base.expand(2, 4, 6, 5)):
-        real = ops.all_reduce(x, order)
+        if x.dim() == 0 and name in ("reduce_scatter", "all_to_all"):
+            continue
+        real = getattr(ops, name)(x, order)
         with FakeTensorMode() as mode:
-            fake = ops.all_reduce(mode.from_tensor(x), mode.from_tensor(order))
+            fake = getattr(ops, name)(mode.from_tensor(x), mode.from_tensor(order))
         assert (fake.shape, fake.stride(), fake.dtype, fake.device) == \
             (real.shape, real.stride(), real.dtype, real.device)
 
@@ -344,6 +328,11 @@ def test_fake_tensors_have_the_strides_of_real_ones(ops, order):
 WITHOUT = {
     "all_reduce": lambda ops, x: ops.all_reduce(x),
     "all_reduce_": lambda ops, x: ops.all_reduce_(x),
+    "all_gather": lambda ops, x: ops.all_gather(x),
+    "all_gather_into_": lambda ops, x: ops.all_gather_into_(torch.empty(2, 2), x),
+    "reduce_scatter": lambda ops, x: ops.reduce_scatter(x),
+    "broadcast_": lambda ops, x: ops.broadcast_(x),
+    "all_to_all": lambda ops, x: ops.all_to_all(x),
     "barrier": lambda ops, x: (ops.barrier(), x)[1],
 }
 
@@ -392,6 +381,72 @@ def test_a_wrong_operator_is_found_when_it_is_traced(ops, order):
         torch.compile(lambda x: ops.all_reduce(x, order, "mean"), fullgraph=True)(torch.ones(2))
 
 
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_to_all"])
+def test_a_group_must_be_there_when_its_size_decides_a_shape(library, name):
+    library.finalize()
+    order = library.order()
+    with pytest.raises(Exception, match=r"is not initialised; call torch.ops.rankfold_example.init\(\) on every rank first, "
+                                        r"also before it is traced: the shape of the result depends on the size of the group"):
+        torch.compile(lambda x: getattr(library, name)(x, order), fullgraph=True, backend="eager")(torch.ones(2))
+
+
+# --- shapes that change ---
+
+
+def every_op(here, rows, sizes, function):
+    """Calls a function of all ops with inputs of that many rows."""
+    x = values(torch.float32, (rows, 8), rows + here.rank)
+    return function(x, torch.ones(8, 8) * 0.1, sizes[here.rank], sizes[1 - here.rank])
+
+
+def shapes_that_change(here):
+    ops, order, rank = here.ops, here.order, here.rank
+
+    def function(x, w, own, other):
+        sizes = [own, other] if rank == 0 else [other, own]
+        even = ops.reduce_scatter(ops.all_gather(x @ w, order), order)
+        mine = ops.reduce_scatter(torch.cat([x @ w] * 2)[:own + other], order, "sum", sizes)
+        uneven = ops.all_gather(mine * 2, order, sizes)
+        exchanged = ops.all_to_all(uneven, order, [own, own], sizes)
+        out = torch.empty(own + other, 8)
+        ops.all_gather_into_(out, torch.relu(mine), order, sizes)
+        return even + 1, exchanged, ops.broadcast_(out * 2, order, root=1)
+
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(function, fullgraph=True, dynamic=True)
+    for rows, sizes in ((6, (4, 5)), (8, (7, 3)), (10, (2, 9))):
+        found, expected = (every_op(here, rows, sizes, f) for f in (compiled, function))
+        torch.testing.assert_close(found, expected)
+    return counters["stats"]["unique_graphs"]
+
+
+def test_shapes_that_change_make_no_other_graph(pair):
+    assert pair(shapes_that_change) == [1, 1]
+
+
+def sizes_from_data(here):
+    """What a router does: how many rows go where is in a tensor, and the ranks tell each other."""
+    ops, order = here.ops, here.order
+
+    def function(x, send):
+        receive = ops.all_to_all(send, order).tolist()
+        for rows in receive:
+            torch._check(rows >= 0)
+        send = send.tolist()
+        y = ops.all_to_all(x, order, receive, send)
+        return ops.all_to_all(y * 2, order, send, receive)
+
+    x = values(torch.float32, (7, 4), here.rank)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(function, fullgraph=True)
+        return [torch.equal(compiled(x, torch.tensor([rows, 7 - rows])), x * 2) for rows in (3, 5 + here.rank)]
+
+
+def test_sizes_that_are_found_in_the_graph(pair):
+    assert pair(sizes_from_data) == [[True, True]] * 2
+
+
 # --- export ---
 
 
@@ -404,13 +459,17 @@ def test_export_and_a_package(ops, order, tmp_path):
 
         def forward(self, x):
             y = ops.all_reduce_(self.linear(x), self.order)
-            return ops.all_reduce(torch.relu(y), self.order, "avg")
+            gathered = ops.all_gather(torch.relu(y), self.order, sizes=[x.shape[0]])
+            out = torch.empty_like(gathered)
+            ops.all_to_all_into_(out, ops.broadcast_(gathered, self.order), self.order)
+            return ops.reduce_scatter(out, self.order, "avg")
 
     model = Model().eval()
     with torch.no_grad():
         batch = torch.export.Dim("batch", min=2, max=64)
         exported = torch.export.export(model, (torch.ones(4, 8),), dynamic_shapes=({0: batch},))
-        assert "rankfold_example.all_reduce_.default" in str(exported.graph)
+        for name in ("all_reduce_", "all_gather", "all_to_all_into_", "broadcast_", "reduce_scatter"):
+            assert f"rankfold_example.{name}.default" in str(exported.graph)
         path = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
         loaded = torch._inductor.aoti_load_package(path)
         for rows in (4, 7):

@@ -5,15 +5,25 @@ import re
 
 import pytest
 import torch
+from reference import WRITING
 
 
 def raises(text):
     return pytest.raises(RuntimeError, match=re.escape(text))
 
 
+# Every form of every op: a call with x, in a world of one rank.
+FORMS = {
+    **{name: lambda ops, x, *more, name=name, **options: getattr(ops, name)(x, *more, **options)
+       for op, writing in WRITING.items() for name in (op, writing) if not name.endswith("_into_")},
+    **{writing: lambda ops, x, *more, name=writing, **options:
+       getattr(ops, name)(torch.empty(x.shape, dtype=x.dtype), x, *more, **options)
+       for writing in WRITING.values() if writing.endswith("_into_")},
+}
+
 BAD_TENSORS = {
     "complex": (lambda: torch.ones(2, dtype=torch.complex64), "x has dtype ComplexFloat, expected float32, "),
-    "float8": (lambda: torch.ones(2).to(torch.float8_e4m3fn), "x has dtype Float8_e4m3fn, expected float32, "),
+    "float8": (lambda: torch.ones(2).to(torch.float8_e4m3fnuz), "x has dtype Float8_e4m3fnuz, expected float32, "),
     "sparse": (lambda: torch.ones(2).to_sparse(), "x is a tensor of layout Sparse on device cpu, expected a dense"),
     "sparse csr": (lambda: torch.eye(2).to_sparse_csr(), "layout SparseCsr on device cpu, expected a dense"),
     "mkldnn": (lambda: torch.ones(2).to_mkldnn(), "layout Mkldnn on device cpu, expected a dense"),
@@ -21,25 +31,82 @@ BAD_TENSORS = {
 }
 
 
-@pytest.mark.parametrize("form", ["all_reduce", "all_reduce_"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", BAD_TENSORS)
-def test_tensors_that_cannot_be_reduced(ops, order, kind, form):
+def test_tensors_that_cannot_be_buffers(ops, order, kind, form):
     make, text = BAD_TENSORS[kind]
     for token in ((order,), ()):
-        with raises(text):
-            getattr(ops, form)(make(), *token)
-        with pytest.raises(RuntimeError, match="^rankfold_example::_?all_reduce"):
-            getattr(ops, form)(make(), *token)
+        with raises(text) as caught:
+            FORMS[form](ops, make(), *token)
+        assert re.match(f"rankfold_example::_?{form}", str(caught.value))
 
 
-@pytest.mark.parametrize("form", ["all_reduce", "all_reduce_"])
+@pytest.mark.parametrize("form", FORMS)
 def test_a_message_names_op_group_and_rank(ops, order, form):
     ops.init("named", rank=0, size=1)
-    with raises(f'rankfold_example::{form} (group "named", rank 0 of 1): op is "mean", expected one of sum, prod, '):
-        getattr(ops, form)(torch.ones(2), order, "mean", "named")
-    with raises(f"rankfold_example::{form} (default group, rank 0 of 1): tag is -1, expected 0 to 1048575"):
-        getattr(ops, form)(torch.ones(2), order, tag=-1)
+    with raises(f'rankfold_example::{form} (group "named", rank 0 of 1): tag is -1, expected 0 to 1048575'):
+        FORMS[form](ops, torch.ones(2), order, tag=-1, group="named")
+    if "reduce" in form:
+        with raises(f'rankfold_example::{form} (default group, rank 0 of 1): op is "mean", expected one of sum, prod, '):
+            FORMS[form](ops, torch.ones(2), order, op="mean")
     ops.finalize("named")
+
+
+BAD_CALLS = {
+    "root below": (lambda ops, o: ops.broadcast(torch.ones(2), o, root=-1), "root is -1, expected 0 to 0"),
+    "root above": (lambda ops, o: ops.broadcast_(torch.ones(2), o, root=1), "root is 1, expected 0 to 0"),
+    "huge root": (lambda ops, o: ops.broadcast(torch.ones(2), o, root=1 << 32), "root is 4294967296, expected 0 to 0"),
+    "too many sizes": (lambda ops, o: ops.all_gather(torch.ones(2), o, [1, 1]),
+                       "sizes has 2 numbers, expected one for each of the 1 ranks"),
+    "no sizes": (lambda ops, o: ops.reduce_scatter(torch.ones(2), o, sizes=[]),
+                 "sizes has 0 numbers, expected one for each of the 1 ranks"),
+    "other rows": (lambda ops, o: ops.all_gather(torch.ones(2, 3), o, [4]),
+                   "x has 2 rows, expected 4, as sizes [4] says of this rank"),
+    "other sum": (lambda ops, o: ops.reduce_scatter(torch.ones(2, 3), o, sizes=[4]),
+                  "x has 2 rows, expected 4, the sum of sizes [4]"),
+    "negative size": (lambda ops, o: ops.reduce_scatter(torch.ones(2, 3), o, sizes=[-2]),
+                      "sizes is [-2], expected numbers of rows"),
+    "input splits": (lambda ops, o: ops.all_to_all(torch.ones(2, 3), o, [2], [3]),
+                     "x has 2 rows, expected 3, the sum of input_split_sizes [3]"),
+    "one split": (lambda ops, o: ops.all_to_all(torch.ones(2, 3), o, [2]),
+                  "of output_split_sizes and input_split_sizes only the first is given, expected both or none"),
+    "the other split": (lambda ops, o: ops.all_to_all(torch.ones(2, 3), o, input_split_sizes=[2]),
+                        "only the second is given"),
+    "too many splits": (lambda ops, o: ops.all_to_all(torch.ones(2, 3), o, [1, 1], [2]),
+                        "output_split_sizes has 2 numbers, expected one for each of the 1 ranks"),
+    "no rows": (lambda ops, o: ops.reduce_scatter(torch.tensor(1.0), o),
+                "x has no dimensions, expected one or more, the first of rows"),
+    "no rows to exchange": (lambda ops, o: ops.all_to_all(torch.tensor(1.0), o), "x has no dimensions"),
+    "sizes of a number": (lambda ops, o: ops.all_gather(torch.tensor(1.0), o, [1]), "x has no dimensions"),
+    "out's sizes": (lambda ops, o: ops.all_gather_into_(torch.empty(3, 3), torch.ones(2, 3), o),
+                    "all_gather_into_ (default group, rank 0 of 1): out has sizes [3, 3], expected [2, 3]"),
+    "out's dtype": (lambda ops, o: ops.all_to_all_into_(torch.empty(2), torch.ones(2).long(), o),
+                    "out has dtype Float, expected Long, that of x"),
+    "out overlaps itself": (lambda ops, o: ops.reduce_scatter_into_(torch.ones(1).expand(2), torch.ones(2), o),
+                            "out has sizes [2] and strides [0], so that elements share memory"),
+    "out and x overlap": (lambda ops, o: (lambda whole: ops.all_gather_into_(whole[1:], whole[:-1], o))(torch.ones(9)),
+                          "input and output overlap in part; they may be the same or apart"),
+    "out on meta": (lambda ops, o: ops.all_gather_into_(torch.ones(2, device="meta"), torch.ones(2), o),
+                    "x is a tensor on device cpu beside one on meta, expected all on cpu"),
+    "order on meta": (lambda ops, o: ops.all_reduce_(torch.ones(2), o.to("meta")),
+                      "x is a tensor on device cpu beside one on meta, expected all on cpu"),
+    "x on meta": (lambda ops, o: ops.broadcast(torch.ones(2, device="meta"), o),
+                  "order is a tensor on device cpu beside one on meta, expected all on cpu"),
+    "barrier's order": (lambda ops, o: ops.barrier(torch.zeros(1)), "expected the order token that init() returned"),
+    "operator": (lambda ops, o: ops.reduce_scatter(torch.ones(2).bool(), o),
+                 "op sum is not defined for dtype boolean, expected a floating or integer type"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_CALLS)
+def test_arguments_that_are_wrong(ops, order, what):
+    call, text = BAD_CALLS[what]
+    before = order.item()
+    with raises(text):
+        call(ops, order)
+    if what != "out and x overlap":  # which the library finds
+        assert order.item() == before
+    assert ops.all_gather(torch.ones(2), order).tolist() == [1, 1]  # the group is as it was
 
 
 def test_tensors_that_overlap_themselves_cannot_be_written(ops, order):
@@ -95,7 +162,8 @@ def test_a_group_that_is_not_there(ops, order):
 def test_ops_before_init_say_how_to(library):
     library.finalize()
     order = library.order()
-    for call in (lambda: library.all_reduce(torch.ones(2), order), lambda: library.all_reduce_(torch.ones(2)),
+    for call in (*(lambda form=form: form(library, torch.ones(2), order) for form in FORMS.values()),
+                 *(lambda form=form: form(library, torch.ones(2)) for form in FORMS.values()),
                  lambda: library.barrier(), lambda: library.rank(), lambda: library.size(), lambda: library.abort()):
         with raises("(default group): is not initialised; call torch.ops.rankfold_example.init() on every rank first"):
             call()
@@ -160,15 +228,20 @@ def test_a_rank_that_never_comes_is_named(library):
 def test_gradients_that_are_not_supported(ops, order):
     x = torch.ones(2, requires_grad=True)
     for op in ("prod", "min", "max"):
-        with raises(f"x requires grad, which op {op} does not support, expected sum or avg"):
-            ops.all_reduce(x, order, op)
+        for collective in (ops.all_reduce, ops.reduce_scatter):
+            with raises(f"x requires grad, which op {op} does not support, expected sum or avg"):
+                collective(x, order, op)
+            with torch.no_grad():
+                collective(x, order, op)
+    for op, form in WRITING.items():
+        for y in (x, x * 2):
+            with raises(f"rankfold_example::{form} (default group, rank 0 of 1): x requires grad, which is not "
+                        f"supported in place, expected {op}(x, …), x.detach() or torch.no_grad()"):
+                FORMS[form](ops, y, order)
         with torch.no_grad():
-            ops.all_reduce(x, order, op)
-    for y in (x, x * 2):
-        with raises("x requires grad, which is not supported in place"):
-            ops.all_reduce_(y, order)
-    with torch.no_grad():
-        ops.all_reduce_(x, order)
+            FORMS[form](ops, x, order)
+    with raises("out requires grad, which is not supported in place, expected all_gather(x, …), out.detach() or "):
+        ops.all_gather_into_(x * 2, torch.ones(2), order)
 
 
 def test_an_error_leaves_the_group_usable(ops, order):

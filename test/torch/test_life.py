@@ -60,6 +60,34 @@ def test_a_rank_that_is_killed_is_noticed(ranks, rank):
     assert "aborted_error: " in text and f"rank {rank} died" in text  # the first error
 
 
+def die_within_a_graph(here):
+    """One graph of three collectives, the second of which rank 1 does not live to see."""
+    ops, order = here.ops, here.order
+
+    def function(x, w):
+        y = ops.all_gather(ops.all_reduce(x @ w, order), order)
+        return ops.reduce_scatter(y @ w, order)
+
+    compiled = torch.compile(function, fullgraph=True)
+    arguments = torch.ones(2, 2), torch.eye(2)
+    assert torch.equal(compiled(*arguments), function(*arguments))
+    if here.rank == 1:
+        ops.all_reduce(torch.ones(2, 2), order)
+        os._exit(3)
+    text, _ = timed(lambda: compiled(*arguments))
+    ops.init(rank=0, size=1)  # the process goes on, and the graph after another tracing
+    torch._dynamo.reset()
+    return text, torch.compile(function, fullgraph=True)(*arguments).tolist()
+
+
+def test_a_rank_that_dies_in_the_middle_of_a_compiled_graph(ranks):
+    ranks.send(die_within_a_graph)
+    (text, later), = ranks.receive(100, only=[0])
+    assert "rankfold_example::all_gather (default group, rank 0 of 2): peer_lost_error: " in text
+    assert "rank 1 died" in text or "rank 1 left" in text
+    assert later == [[1.0, 1.0]] * 2
+
+
 def test_a_program_that_ends_without_finalize(ranks):
     wait_in_a_call(ranks, 0)
     begin = time.monotonic()

@@ -6,23 +6,33 @@ import subprocess
 
 import pytest
 import torch
+from reference import WRITING
 
-OVERLOADS = {
-    "all_reduce": ["default", "eager", "unordered"],
-    "all_reduce_": ["default", "eager", "unordered"],
-    "_all_reduce_": ["default", "eager", "unordered"],
-    "barrier": ["default", "eager"],
+# What follows x and the order token; group and tag follow that.
+PARAMETERS = {
+    "all_reduce": 'str op="sum", ',
+    "all_gather": "SymInt[]? sizes=None, ",
+    "reduce_scatter": 'str op="sum", SymInt[]? sizes=None, ',
+    "broadcast": "int root=0, ",
+    "all_to_all": "SymInt[]? output_split_sizes=None, SymInt[]? input_split_sizes=None, ",
 }
+FORMS = [form for op, writing in WRITING.items() for form in (op, writing, "_" + writing)]
+OVERLOADS = {**{form: ["default", "eager", "unordered"] for form in FORMS}, "barrier": ["default", "eager"]}
+
+
+def schemas_of(op):
+    """Those of a collective's three forms, with the token and without."""
+    written = "Tensor(a!) out, Tensor x, " if WRITING[op].endswith("_into_") else "Tensor(a!) x, "
+    for overload, order in (("default", "Tensor(b!) order, "), ("unordered", "")):
+        rest = order + PARAMETERS[op] + 'str group="", int tag=0)'
+        yield op, overload, f"(Tensor x, {rest} -> Tensor"
+        yield WRITING[op], overload, f"({written}{rest} -> Tensor(a!)"
+        yield "_" + WRITING[op], overload, f"({written}{rest} -> ()"
 
 
 def test_every_op_has_the_documented_schema(library):
     schemas = {
-        library.all_reduce.default: "(Tensor x, Tensor(b!) order, str op=\"sum\", str group=\"\", int tag=0) -> Tensor",
-        library.all_reduce.unordered: "(Tensor x, str op=\"sum\", str group=\"\", int tag=0) -> Tensor",
-        library.all_reduce_.default: "(Tensor(a!) x, Tensor(b!) order, str op=\"sum\", str group=\"\", int tag=0)"
-                                     " -> Tensor(a!)",
-        library._all_reduce_.default: "(Tensor(a!) x, Tensor(b!) order, str op=\"sum\", str group=\"\", int tag=0)"
-                                      " -> ()",
+        **{getattr(getattr(library, name), overload): schema for op in WRITING for name, overload, schema in schemas_of(op)},
         library.barrier.default: "(Tensor(a!) order, str group=\"\", int tag=0) -> ()",
         library.init.default: "(str group=\"\", int rank=-1, int size=-1, str key=\"\", float timeout=0) -> Tensor?",
         library.order.default: "() -> Tensor?",
@@ -46,8 +56,9 @@ def test_a_call_without_a_token_takes_the_overload_for_eager_code(library, name)
 
 def test_what_graphs_hold_returns_nothing_that_is_an_argument(library):
     # An op that returns its argument does not compile, or compiles to wrong results (torch 2.13).
-    for overload in ("default", "unordered"):
-        assert len(getattr(library._all_reduce_, overload)._schema.returns) == 0
+    for writing in WRITING.values():
+        for overload in ("default", "unordered"):
+            assert len(getattr(getattr(library, "_" + writing), overload)._schema.returns) == 0
 
 
 def test_no_op_has_the_tags_that_miscompile(library):
@@ -85,22 +96,35 @@ LAYOUTS = {
     "empty": lambda dtype: torch.zeros(0, 4, dtype=dtype),
     "scalar": lambda dtype: torch.tensor(3).to(dtype),
 }
-FORMS = ["all_reduce", "all_reduce_", "_all_reduce_"]
+
+
+def options_of(op, x):
+    """What an op is checked with, in a world of one rank: also with sizes, and with every gradient."""
+    rows = [len(x)] if x.dim() > 0 else None
+    if op in ("all_reduce", "reduce_scatter"):
+        operators = [{"op": "sum"}, {"op": "avg"}] if x.dtype.is_floating_point else [{"op": "max"}]
+        return operators if op == "all_reduce" or rows is None else [*operators, {"sizes": rows}]
+    if op == "broadcast":
+        return [{}]
+    uneven = {"sizes": rows} if op == "all_gather" else {"output_split_sizes": rows, "input_split_sizes": rows}
+    return [{}, uneven] if rows else [{}]
 
 
 @pytest.mark.parametrize("overload", ["default", "unordered"])
 @pytest.mark.parametrize("form", FORMS)
 def test_opcheck(ops, order, form, overload):
-    op = getattr(getattr(ops, form), overload)
-    cases = itertools.product(LAYOUTS, (torch.float32, torch.int64, torch.bfloat16), (False, True))
-    for layout, dtype, requires_grad in cases:
-        if requires_grad and (form != "all_reduce" or not dtype.is_floating_point):
+    op = next(name for name, writing in WRITING.items() if form in (name, writing, "_" + writing))
+    for layout, dtype, requires_grad in itertools.product(
+            LAYOUTS, (torch.float32, torch.int64, torch.bfloat16), (False, True)):
+        if requires_grad and (form != op or not dtype.is_floating_point):
+            continue
+        if layout == "scalar" and op in ("reduce_scatter", "all_to_all"):
             continue
         x = LAYOUTS[layout](dtype).requires_grad_(requires_grad)
+        out = (torch.zeros(x.shape or (1,), dtype=dtype),) if form.endswith("_into_") else ()
         token = (order,) if overload == "default" else ()
-        for operator in ("sum", "avg") if dtype.is_floating_point else ("max",):
-            if requires_grad or operator in ("sum", "max"):
-                torch.library.opcheck(op, (x, *token), {"op": operator})
+        for options in options_of(op, x):
+            torch.library.opcheck(getattr(getattr(ops, form), overload), (*out, x, *token), options)
 
 
 def test_opcheck_of_barrier(ops, order):

@@ -88,7 +88,8 @@ TEST_CASE("folds and conversions have their bits whatever the caller's environme
           "[detail][fp_environment]") {
   const restore at_end;
   constexpr std::size_t count = 1000;
-  for (const dtype type : {dtype::float32, dtype::float64, dtype::bfloat16, dtype::float16}) {
+  for (const dtype type : {dtype::float32, dtype::float64, dtype::bfloat16, dtype::float16,
+                           dtype::float8_e4m3fn, dtype::float8_e5m2}) {
     for (const reduction operation : {reduction::sum, reduction::avg, reduction::prod}) {
       std::vector<std::vector<std::byte>> data;
       std::vector<const void*> in;

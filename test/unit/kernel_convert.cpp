@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "rankfold/kernel/convert.hpp"
@@ -15,25 +16,38 @@ namespace {
 
 using namespace rankfold;
 
-template <class Half>
-std::uint16_t exact_from_float(float x) {
-  return static_cast<std::uint16_t>(std::is_same_v<Half, bfloat16>
-                                        ? reference::encode<8, 7>(double{x})
-                                        : reference::encode<5, 10>(double{x}));
+template <class Small>
+using bits_of = decltype(Small::bits);
+
+template <class Small>
+bits_of<Small> exact_from_float(float x) {
+  if constexpr (is_float8_v<Small>) {
+    return reference::encode_float8<Small>(double{x});
+  } else if constexpr (std::is_same_v<Small, bfloat16>) {
+    return static_cast<std::uint16_t>(reference::encode<8, 7>(double{x}));
+  } else {
+    return static_cast<std::uint16_t>(reference::encode<5, 10>(double{x}));
+  }
 }
 
-/// The float of a pattern: by exact arithmetic, and for NaNs by the rule that the payload stays, a
-/// float16 becoming quiet.
-template <class Half>
-std::uint32_t exact_to_float(std::uint16_t pattern) {
-  constexpr bool is_brain = std::is_same_v<Half, bfloat16>;
-  const double value =
-      is_brain ? reference::decode<8, 7>(pattern) : reference::decode<5, 10>(pattern);
-  if (std::isnan(value)) {
-    const std::uint32_t sign = (pattern & 0x8000U) << 16;
-    return is_brain ? std::uint32_t{pattern} << 16 : sign | 0x7FC00000U | (pattern & 0x03FFU) << 13;
+/// The float of a pattern: by exact arithmetic, and for NaNs by the rule that the payload stays, in
+/// the upper bits of the fraction, and that all but those of bfloat16 become quiet.
+template <class Small>
+std::uint32_t exact_to_float(bits_of<Small> pattern) {
+  std::byte bytes[sizeof(Small)];
+  std::memcpy(bytes, &pattern, sizeof(Small));
+  const float value = reference::read<Small>(bytes);
+  if (!std::isnan(value)) {
+    return std::bit_cast<std::uint32_t>(value);
   }
-  return std::bit_cast<std::uint32_t>(static_cast<float>(value));
+  constexpr int fraction = std::is_same_v<Small, bfloat16>        ? 7
+                           : std::is_same_v<Small, float16>       ? 10
+                           : std::is_same_v<Small, float8_e4m3fn> ? 3
+                                                                  : 2;
+  const std::uint32_t x = pattern;
+  const std::uint32_t sign = x >> (8 * sizeof(Small) - 1) << 31;
+  const std::uint32_t quiet = std::is_same_v<Small, bfloat16> ? 0 : 0x400000U;
+  return sign | 0x7F800000U | quiet | (x & ((1U << fraction) - 1U)) << (23 - fraction);
 }
 
 /// All exponents with the fractions at which rounding has its edges, both signs, and random bits.
@@ -52,7 +66,7 @@ std::vector<float> sweep() {
     }
   }
   for (std::uint32_t upper = 0; upper < 128; ++upper) {
-    for (const std::uint32_t rest : {0U, 0x7FFFU, 0x8000U, 0x8001U}) {
+    for (const std::uint32_t rest : {0U, 1U, 0x7FFFU, 0x8000U, 0x8001U, 0xFFFFU}) {
       fractions.push_back(upper << 16 | rest);
     }
   }
@@ -71,34 +85,34 @@ std::vector<float> sweep() {
   return all;
 }
 
-template <class Half, class Arch>
+template <class Small, class Arch>
 void check_patterns_to_float() {
-  std::vector<std::uint16_t> patterns(65536);
-  for (std::size_t i = 0; i < patterns.size(); ++i) {
-    patterns[i] = static_cast<std::uint16_t>(i);
-  }
+  std::vector<bits_of<Small>> patterns(std::size_t{1} << (8 * sizeof(Small)));
+  std::iota(patterns.begin(), patterns.end(), bits_of<Small>{0});
   std::vector<std::uint32_t> floats(patterns.size());
-  kernel::convert_for<float, Half, Arch>()(patterns.data(), floats.data(), patterns.size());
+  kernel::convert_for<float, Small, Arch>()(patterns.data(), floats.data(), patterns.size());
   for (std::size_t i = 0; i < patterns.size(); ++i) {
-    const auto expected = exact_to_float<Half>(patterns[i]);
-    const auto one = std::bit_cast<std::uint32_t>(static_cast<float>(Half::from_bits(patterns[i])));
+    const auto expected = exact_to_float<Small>(patterns[i]);
+    const auto one =
+        std::bit_cast<std::uint32_t>(static_cast<float>(Small::from_bits(patterns[i])));
     if (floats[i] != expected || one != expected) {
-      FAIL(std::hex << "pattern " << patterns[i] << " gave " << floats[i] << " and " << one
-                    << ", not " << expected);
+      FAIL(std::hex << "pattern " << i << " gave " << floats[i] << " and " << one << ", not "
+                    << expected);
     }
   }
 }
 
-template <class Half, class Arch>
+template <class Small, class Arch>
 void check_rounding(const std::vector<float>& floats) {
-  std::vector<std::uint16_t> patterns(floats.size());
-  kernel::convert_for<Half, float, Arch>()(floats.data(), patterns.data(), floats.size());
+  std::vector<bits_of<Small>> patterns(floats.size());
+  kernel::convert_for<Small, float, Arch>()(floats.data(), patterns.data(), floats.size());
   for (std::size_t i = 0; i < floats.size(); ++i) {
-    const auto expected = exact_from_float<Half>(floats[i]);
-    const auto one = Half(floats[i]).bits;
-    if (patterns[i] != expected || one != expected) {
-      FAIL(std::hex << "float " << std::bit_cast<std::uint32_t>(floats[i]) << " gave "
-                    << patterns[i] << " and " << one << ", not " << expected);
+    const unsigned expected = exact_from_float<Small>(floats[i]);
+    const unsigned found = patterns[i];
+    const unsigned one = Small(floats[i]).bits;
+    if (found != expected || one != expected) {
+      FAIL(std::hex << "float " << std::bit_cast<std::uint32_t>(floats[i]) << " gave " << found
+                    << " and " << one << ", not " << expected);
     }
   }
 }
@@ -135,37 +149,58 @@ void check_lengths() {
 
 }  // namespace
 
-TEST_CASE("every 16-bit pattern has the right float", "[kernel][convert]") {
+TEST_CASE("every pattern of a small float has the right float", "[kernel][convert]") {
   check_patterns_to_float<bfloat16, simd::native>();
   check_patterns_to_float<float16, simd::native>();
+  check_patterns_to_float<float8_e4m3fn, simd::native>();
+  check_patterns_to_float<float8_e5m2, simd::native>();
   check_patterns_to_float<bfloat16, simd::scalar>();
   check_patterns_to_float<float16, simd::scalar>();
+  check_patterns_to_float<float8_e4m3fn, simd::scalar>();
+  check_patterns_to_float<float8_e5m2, simd::scalar>();
 }
 
-TEST_CASE("a float is rounded to the nearest 16-bit float, ties to even", "[kernel][convert]") {
+TEST_CASE("a float is rounded to the nearest small float, ties to even", "[kernel][convert]") {
   INFO("seed " << values::seed());
   const auto floats = sweep();
   check_rounding<bfloat16, simd::native>(floats);
   check_rounding<float16, simd::native>(floats);
+  check_rounding<float8_e4m3fn, simd::native>(floats);
+  check_rounding<float8_e5m2, simd::native>(floats);
 }
 
-TEST_CASE("there and back again is the same pattern", "[kernel][convert]") {
-  for (std::uint32_t pattern = 0; pattern < 65536; ++pattern) {
-    const auto b = bfloat16::from_bits(static_cast<std::uint16_t>(pattern));
-    const auto h = float16::from_bits(static_cast<std::uint16_t>(pattern));
-    const bool b_is_nan = (pattern & 0x7FFFU) > 0x7F80U;
-    const bool h_is_nan = (pattern & 0x7FFFU) > 0x7C00U;
-    if (bfloat16(static_cast<float>(b)).bits != (b_is_nan ? 0x7FC0U : pattern) ||
-        float16(static_cast<float>(h)).bits != (h_is_nan ? 0x7E00U : pattern)) {
-      FAIL("pattern " << pattern);
+namespace {
+
+template <class Small>
+void check_there_and_back() {
+  for (std::uint32_t i = 0; i < 1U << (8 * sizeof(Small)); ++i) {
+    const auto x = Small::from_bits(static_cast<bits_of<Small>>(i));
+    const auto back = Small(static_cast<float>(x));
+    const bool same = x == x ? back.bits == i : back.bits == detail::float_layout<Small>::quiet_nan;
+    if (!same) {
+      FAIL("pattern " << i);
     }
   }
+}
+
+}  // namespace
+
+TEST_CASE("there and back again is the same pattern", "[kernel][convert]") {
+  check_there_and_back<bfloat16>();
+  check_there_and_back<float16>();
+  check_there_and_back<float8_e4m3fn>();
+  check_there_and_back<float8_e5m2>();
 }
 
 TEST_CASE("a conversion touches its elements only, at every length", "[kernel][convert]") {
   check_lengths<float, bfloat16, simd::native>();
   check_lengths<float, float16, simd::native>();
+  check_lengths<float, float8_e4m3fn, simd::native>();
+  check_lengths<float, float8_e5m2, simd::native>();
   check_lengths<bfloat16, float, simd::native>();
   check_lengths<float16, float, simd::native>();
+  check_lengths<float8_e4m3fn, float, simd::native>();
+  check_lengths<float8_e5m2, float, simd::native>();
   check_lengths<float16, float, simd::scalar>();
+  check_lengths<float8_e4m3fn, float, simd::scalar>();
 }

@@ -29,7 +29,9 @@ constexpr std::array stages{stage::fold, stage::combine, stage::finish};
 bool is_arithmetic(reduction operation) {
   return operation == reduction::sum || operation == reduction::prod || operation == reduction::avg;
 }
-bool is_half(dtype type) { return type == dtype::bfloat16 || type == dtype::float16; }
+bool is_small(dtype type) {
+  return visit(type, []<class T>() { return !std::is_same_v<accumulator_t<T>, T>; });
+}
 
 /// A reducer and what is expected of it.
 struct subject {
@@ -38,7 +40,7 @@ struct subject {
   kernel::reducer reducer;
 
   dtype partial_type() const {
-    return is_half(type) && is_arithmetic(operation) ? dtype::float32 : type;
+    return is_small(type) && is_arithmetic(operation) ? dtype::float32 : type;
   }
   dtype from(stage at) const { return at == stage::fold ? type : partial_type(); }
   dtype to(stage at) const { return at == stage::finish ? type : partial_type(); }
@@ -81,10 +83,12 @@ const std::vector<subject>& subjects() {
     add_subjects<simd::native, double, sum, prod, min, max, avg>(list);
     add_subjects<simd::native, bfloat16, sum, prod, min, max, avg>(list);
     add_subjects<simd::native, float16, sum, prod, min, max, avg>(list);
+    add_subjects<simd::native, float8_e4m3fn, sum, prod, min, max, avg>(list);
+    add_subjects<simd::native, float8_e5m2, sum, prod, min, max, avg>(list);
     add_subjects<simd::native, std::int32_t, sum, prod, max>(list);
     add_subjects<simd::native, std::uint8_t, min, bit_or, logical_and>(list);
     add_subjects<simd::native, bool, logical_or, bit_xor>(list);
-    for (int d = 1; d <= 13; ++d) {
+    for (int d = 1; d <= 15; ++d) {
       for (int r = 1; r <= 10; ++r) {
         const auto type = static_cast<dtype>(d);
         const auto operation = static_cast<reduction>(r);
@@ -121,24 +125,18 @@ void expect(const subject& s, stage at, const std::byte* const* in, int n, int t
       reference::write<To>(out + i * sizeof(To), x);
     }
   };
-  const auto of_half = [&]<class Half>() {
-    if (at == stage::fold) {
-      run.template operator()<Half, float>();
-    } else if (at == stage::finish) {
-      run.template operator()<float, Half>();
-    } else {
-      run.template operator()<float, float>();
+  visit(s.type, [&]<class T>() {
+    if constexpr (is_floating_v<T>) {
+      using partial = reference::wide_t<T>;
+      if (at == stage::fold) {
+        run.template operator()<T, partial>();
+      } else if (at == stage::finish) {
+        run.template operator()<partial, T>();
+      } else {
+        run.template operator()<partial, partial>();
+      }
     }
-  };
-  if (s.type == dtype::bfloat16) {
-    of_half.template operator()<bfloat16>();
-  } else if (s.type == dtype::float16) {
-    of_half.template operator()<float16>();
-  } else if (s.type == dtype::float32) {
-    run.template operator()<float, float>();
-  } else {
-    run.template operator()<double, double>();
-  }
+  });
 }
 
 /// Hostile operands of a stage and what must become of them.
@@ -290,7 +288,7 @@ TEST_CASE("a fold in parts has the bits of one fold, whichever hosts hold the ra
   }
 }
 
-TEST_CASE("16-bit floats are rounded once, after the last host", "[kernel][partial]") {
+TEST_CASE("small floats are rounded once, after the last host", "[kernel][partial]") {
   struct example {
     dtype type;
     std::array<float, 4> ranks;  // of two hosts
@@ -304,29 +302,29 @@ TEST_CASE("16-bit floats are rounded once, after the last host", "[kernel][parti
       // 1 + 2^-11 and 1 + 2^-9 are ties, which go to 1.
       example{dtype::float16, {1.0F, 0x1p-11F, 0x1p-11F, 0.0F}, 1.0F + 0x1p-10F},
       example{dtype::bfloat16, {1.0F, 0x1p-8F, 0x1p-8F, 0.0F}, 1.0F + 0x1p-7F},
+      // The same of 8 bits; 896 would become 448 as float8_e4m3fn.
+      example{dtype::float8_e4m3fn, {448.0F, 448.0F, -448.0F, -416.0F}, 32.0F},
+      example{dtype::float8_e5m2, {57344.0F, 57344.0F, -57344.0F, -49152.0F}, 8192.0F},
+      example{dtype::float8_e4m3fn, {1.0F, 0x1p-4F, 0x1p-4F, 0.0F}, 1.0F + 0x1p-3F},
+      example{dtype::float8_e5m2, {1.0F, 0x1p-3F, 0x1p-3F, 0.0F}, 1.0F + 0x1p-2F},
   };
   for (const auto& e : examples) {
     for (const subject& s : subjects()) {
       if (s.type != e.type || (s.operation != reduction::sum && s.operation != reduction::avg)) {
         continue;
       }
-      const auto encode = [&](float x) {
-        return static_cast<std::uint16_t>(e.type == dtype::float16
-                                              ? reference::encode<5, 10>(double{x})
-                                              : reference::encode<8, 7>(double{x}));
-      };
-      std::vector<std::uint16_t> patterns;
-      std::vector<const void*> in;
-      for (const float x : e.ranks) {
-        patterns.push_back(encode(x));
-      }
-      for (const auto& pattern : patterns) {
-        in.push_back(&pattern);
-      }
-      const layout hosts({0, 0, 1, 1});
-      std::uint16_t out = 0;
-      fold_in_parts(s.reducer, hosts, in.data(), &out, 1, 1);
-      CHECK(out == encode(s.operation == reduction::avg ? e.sum / 4 : e.sum));
+      visit(s.type, [&]<class T>() {
+        std::array<std::byte[sizeof(T)], 4> elements{};
+        std::array<const void*, 4> in{};
+        for (std::size_t k = 0; k < in.size(); ++k) {
+          in[k] = elements[k];
+          reference::write<T>(elements[k], static_cast<reference::wide_t<T>>(e.ranks[k]));
+        }
+        std::byte out[sizeof(T)];
+        fold_in_parts(s.reducer, layout({0, 0, 1, 1}), in.data(), out, 1, 1);
+        CHECK(static_cast<float>(reference::read<T>(out)) ==
+              (s.operation == reduction::avg ? e.sum / 4 : e.sum));
+      });
     }
   }
 }

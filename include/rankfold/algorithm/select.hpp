@@ -2,6 +2,7 @@
 // Which algorithm carries out a call: a function only of what all ranks share.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
@@ -25,12 +26,13 @@ template <class Context>
 bool has_two_levels(const Context& ctx, std::size_t element_size) {
   if constexpr (has_hosts<Context>) {
     const std::size_t hosts = ctx.layout().hosts();
-    // The least that two_level.hpp cuts: whole cache lines, a share a host; partials are twice as
-    // large as elements at most.
-    const std::size_t share = detail::elements_per_line(element_size) * element_size * hosts;
+    // The least that two_level.hpp cuts: whole cache lines, a share a host. Partials are elements
+    // or floats.
+    const std::size_t share = detail::elements_per_line(element_size) * hosts;
+    const std::size_t partial = (std::max)(element_size, sizeof(float));
     return hosts < static_cast<std::size_t>(ctx.size()) &&
-           (ctx.layout().rails() + 1) * share <= ctx.local_half_bytes() &&
-           (ctx.most_units() + 1) * 2 * share <= ctx.half_bytes();
+           (ctx.layout().rails() + 1) * share * element_size <= ctx.local_half_bytes() &&
+           (ctx.most_units() + 1) * share * partial <= ctx.half_bytes();
   } else {
     return false;
   }

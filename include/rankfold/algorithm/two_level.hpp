@@ -294,8 +294,8 @@ class two_level {
 /// kernel::reducer_in_parts_for.
 ///
 /// Cost: between hosts a rank sends and receives (H - 1) · bytes / R, or 2 (H - 1) / H · bytes / R
-/// where that is much less, for H hosts of at least R ranks, in partials (twice as large for sums
-/// and products of 16-bit floats); inside a host as two_shot.
+/// where that is much less, for H hosts of at least R ranks, in partials (two and four times as
+/// large for sums and products of 16-bit and 8-bit floats); inside a host as two_shot.
 template <class Context>
 void two_level_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
                           std::size_t count) {

@@ -128,15 +128,8 @@ struct half_batch_portable {
     return simd::cast<std::uint8_t>(low | high);
   }
 
- private:
-  RANKFOLD_DETAIL_INLINE static lanes all(std::uint32_t bits) noexcept {
-    return lanes(static_cast<std::int32_t>(bits));
-  }
-  RANKFOLD_DETAIL_INLINE static floats as_float(const lanes& x) noexcept {
-    return simd::cast<float>(x);
-  }
-
-  // `m`: exponent and fraction, moved to where a float has them. `s`: the sign, and bits to ignore.
+  /// The floats of binary16 in lanes of 32 bits. `m`: exponent and fraction, moved to where a
+  /// float has them. `s`: the sign, and bits to ignore.
   RANKFOLD_DETAIL_INLINE static floats widen(const lanes& m, const lanes& s) noexcept {
     // The exponents 1 to 31 become 225 to 255: numbers 2^112 too large, infinities and NaNs, which
     // the product makes quiet.
@@ -147,6 +140,14 @@ struct half_batch_portable {
     const lanes magnitude = xsimd::select(m > all((1U << 23) - 1), simd::cast<std::int32_t>(large),
                                           simd::cast<std::int32_t>(small_ones));
     return as_float(magnitude | (s & all(1U << 31)));
+  }
+
+ private:
+  RANKFOLD_DETAIL_INLINE static lanes all(std::uint32_t bits) noexcept {
+    return lanes(static_cast<std::int32_t>(bits));
+  }
+  RANKFOLD_DETAIL_INLINE static floats as_float(const lanes& x) noexcept {
+    return simd::cast<float>(x);
   }
 
   // The lower 15 bits of the result, in lanes of 32 bits. A number of exponent e, or −14 if that is

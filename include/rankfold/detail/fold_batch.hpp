@@ -11,6 +11,7 @@
 #include "rankfold/detail/attributes.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/float16_batch.hpp"
+#include "rankfold/detail/float8_batch.hpp"
 #include "rankfold/detail/fold_element.hpp"
 #include "rankfold/detail/simd.hpp"
 #include "rankfold/dtype.hpp"
@@ -276,27 +277,29 @@ struct half_narrowing_policy : half_policy<Arch, Op, Half> {
   }
 };
 
-// min and max of the 16-bit floats, on their bits: as integers in the order NaNs, −inf, …, −0, +0,
-// …, +inf. For max, the signs are flipped before and after.
-template <class Arch>
-struct half_order_policy {
-  using value = simd::batch<Arch, std::int16_t>;
-  std::int16_t flip;
-  std::int16_t wrap;   // added, takes the NaNs above +inf around to the lower end
-  std::int16_t least;  // −inf after all that
-  std::int16_t nan;
+// min and max of the 16-bit and the 8-bit floats, on their bits: as integers in the order NaNs,
+// −inf, …, −0, +0, …, +inf. For max, the signs are flipped before and after. Key is std::int16_t or
+// std::uint8_t: SSE2 has the minimum of these.
+template <class Arch, class Key>
+struct small_order_policy {
+  using value = simd::batch<Arch, Key>;
+  Key flip;
+  Key wrap;   // added, takes the NaNs above +inf around to the lower end
+  Key least;  // −inf after all that
+  Key nan;
 
-  template <class Half>
-  RANKFOLD_DETAIL_INLINE static constexpr half_order_policy of(bool is_max) noexcept {
-    using layout = float_layout<Half>;
-    return {static_cast<std::int16_t>(is_max ? layout::sign : 0),
-            static_cast<std::int16_t>(0x7FFF - layout::infinity),
-            static_cast<std::int16_t>(0x7FFF - layout::infinity - layout::infinity - 1),
-            static_cast<std::int16_t>(layout::quiet_nan)};
+  template <class T>
+  RANKFOLD_DETAIL_INLINE static constexpr small_order_policy of(bool is_max) noexcept {
+    using layout = float_layout<T>;
+    constexpr int nans = layout::sign - 1 - layout::infinity;  // of one sign
+    constexpr int lowest = std::is_signed_v<Key> ? layout::sign : 0;
+    return {static_cast<Key>(is_max ? layout::sign : 0),
+            static_cast<Key>(lowest + layout::sign + nans), static_cast<Key>(lowest + 2 * nans),
+            static_cast<Key>(layout::quiet_nan)};
   }
 
   RANKFOLD_DETAIL_INLINE value load(const simd::bytes<Arch>& x) const noexcept {
-    return monotonic(simd::cast<std::int16_t>(x) ^ value(flip)) + value(wrap);
+    return monotonic(simd::cast<Key>(x) ^ value(flip)) + value(wrap);
   }
   RANKFOLD_DETAIL_INLINE value combine(const value& a, const value& b) const noexcept {
     return simd::smaller(a, b);
@@ -309,7 +312,14 @@ struct half_order_policy {
  private:
   // From sign and magnitude to two's complement, less one for negative numbers; its own inverse.
   RANKFOLD_DETAIL_INLINE static value monotonic(const value& x) noexcept {
-    return x ^ ((x >> 15) & value(std::int16_t{0x7FFF}));
+    if constexpr (sizeof(Key) == 2) {
+      return x ^ ((x >> 15) & value(Key{0x7FFF}));
+    } else {
+      // There is no shift of bytes. As no byte of the difference borrows, lanes of 32 bits will do.
+      using lanes = simd::batch<Arch, std::uint32_t>;
+      const lanes sign = simd::cast<std::uint32_t>(x & value(Key{0x80}));
+      return x ^ simd::cast<Key>(sign - (sign >> 7));
+    }
   }
 };
 
@@ -573,7 +583,7 @@ RANKFOLD_DETAIL_INLINE void fold_batches(const Policy& policy, const void* const
 // ---- From operator and type to policy ----
 
 /// The policy object of `Op` from elements of `From` to elements of `To`: the same type, or a
-/// 16-bit float and float. `avg` divides by `divisor`.
+/// 16-bit float and float. Of the 8-bit floats, min and max only. `avg` divides by `divisor`.
 template <class Arch, class Op, class From, class To>
 RANKFOLD_DETAIL_INLINE auto fold_policy([[maybe_unused]] int divisor) noexcept {
   using T = To;
@@ -591,7 +601,8 @@ RANKFOLD_DETAIL_INLINE auto fold_policy([[maybe_unused]] int divisor) noexcept {
     }
   } else if constexpr (is_floating_v<T>) {
     if constexpr (is_order) {
-      return half_order_policy<Arch>::template of<T>(is_max);
+      using key = std::conditional_t<sizeof(T) == 2, std::int16_t, std::uint8_t>;
+      return small_order_policy<Arch, key>::template of<T>(is_max);
     } else {
       using step = std::conditional_t<is_avg, sum, Op>;
       const half_policy<Arch, step, T> policy{{}, average_step<float>::of(is_avg ? divisor : 0)};
@@ -640,11 +651,124 @@ template <class Arch, class T>
 inline constexpr bool folds_in_batches_v =
     simd::has_batch_v<Arch, std::uint8_t> && (!is_floating_v<T> || simd::has_batch_v<Arch, double>);
 
+// ---- sum, prod and avg of the 8-bit floats ----
+//
+// Block by block, by the fold of float, between two conversions: so that they bring few kernels of
+// their own, however many types and operators there are.
+
+/// The fold of float under Op; a sum if `divisor` is 0 where Op is avg.
+template <class Arch, class Op>
+void fold_floats(const void* const* in, int n, int divisor, void* out, std::size_t count) noexcept {
+  fold_batches<Arch>(fold_policy<Arch, Op, float, float>(divisor), in, n, out,
+                     count * sizeof(float));
+}
+
+/// From which elements to which. Null: they are floats.
+struct block_fold {
+  void (*fold)(const void* const* in, int n, int divisor, void* out, std::size_t count) noexcept;
+  void (*widen)(const void* in, void* out, std::size_t count) noexcept;
+  void (*widen_two)(const void* a, const void* b, void* out, std::size_t count) noexcept;
+  void (*narrow)(const void* in, void* out, std::size_t count) noexcept;
+};
+
+inline constexpr std::size_t block_elements = 512;
+inline constexpr int most_operands = 8;
+
+/// The canonical tree over the block of `count` elements from element `begin` on, as floats, of up
+/// to `most_operands` inputs.
+template <class Arch>
+[[gnu::noinline]] void fold_few_blocks(const block_fold& how, const void* const* in, int n,
+                                       int divisor, std::size_t begin, std::size_t count,
+                                       void* out) noexcept {
+  const void* operands[most_operands];
+  const auto from = [&](int k, std::size_t size) {
+    return static_cast<const std::byte*>(in[k]) + begin * size;
+  };
+  if (how.widen == nullptr) {
+    for (int k = 0; k < n; ++k) {
+      operands[k] = from(k, sizeof(float));
+    }
+    how.fold(operands, n, divisor, out, count);
+    return;
+  }
+  if (n == 2 && divisor == 0 && how.narrow != nullptr) {  // which takes any NaN
+    how.widen_two(from(0, 1), from(1, 1), out, count);
+    return;
+  }
+  // Two inputs at a time, so that they take half the memory.
+  alignas(64) float widened[(most_operands + 1) / 2][block_elements];
+  const int pairs = (n + 1) / 2;
+  for (int k = 0; k < pairs; ++k) {
+    if (2 * k + 1 < n) {
+      how.widen_two(from(2 * k, 1), from(2 * k + 1, 1), widened[k], count);
+    } else {
+      how.widen(from(2 * k, 1), widened[k], count);
+    }
+    operands[k] = widened[k];
+  }
+  how.fold(operands, pairs, divisor, out, count);
+}
+
+/// The same of any number of inputs.
+template <class Arch>
+void fold_block(const block_fold& how, const void* const* in, int n, int divisor, std::size_t begin,
+                std::size_t count, void* out) noexcept {
+  if (n <= most_operands) {
+    fold_few_blocks<Arch>(how, in, n, divisor, begin, count, out);
+    return;
+  }
+  int left = most_operands;
+  while (left < n - left) {
+    left *= 2;
+  }
+  alignas(64) float right[block_elements];
+  fold_block<Arch>(how, in, left, 0, begin, count, out);
+  fold_block<Arch>(how, in + left, n - left, 0, begin, count, right);
+  const void* const operands[] = {out, right};
+  how.fold(operands, 2, divisor, out, count);
+}
+
+template <class Arch>
+void fold_blocks(const block_fold& how, const void* const* in, int n, int divisor, void* out,
+                 std::size_t count) noexcept {
+  auto* const to = static_cast<std::byte*>(out);
+  for (std::size_t begin = 0; begin < count; begin += block_elements) {
+    const std::size_t left = count - begin;
+    const std::size_t now = left < block_elements ? left : block_elements;
+    if (how.narrow != nullptr) {
+      alignas(64) float result[block_elements];
+      fold_block<Arch>(how, in, n, divisor, begin, now, result);
+      how.narrow(result, to + begin, now);
+    } else {
+      fold_block<Arch>(how, in, n, divisor, begin, now, to + begin * sizeof(float));
+    }
+  }
+}
+
+template <class Arch, class Op, class From, class To>
+constexpr block_fold block_fold_of() noexcept {
+  block_fold how{&fold_floats<Arch, std::conditional_t<std::is_same_v<Op, prod>, prod, avg>>,
+                 nullptr, nullptr, nullptr};
+  if constexpr (is_float8_v<From>) {
+    how.widen = &widen_float8<Arch, From>;
+    how.widen_two = &widen_two_float8<Arch, From, std::is_same_v<Op, prod>>;
+  }
+  if constexpr (is_float8_v<To>) {
+    how.narrow = &narrow_float8<Arch, To>;
+  }
+  return how;
+}
+
 /// The fold of a built-in operator in whatever way `Arch` has; see `fold_policy`.
 template <class Arch, class Op, class From, class To>
 RANKFOLD_DETAIL_INLINE void fold_builtin(const void* const* in, int n, int divisor, void* out,
                                          std::size_t count) noexcept {
-  if constexpr (folds_in_batches_v<Arch, To>) {
+  constexpr bool is_order = std::is_same_v<Op, min> || std::is_same_v<Op, max>;
+  if constexpr (folds_in_batches_v<Arch, To> && (is_float8_v<From> || is_float8_v<To>) &&
+                !is_order) {
+    fold_blocks<Arch>(block_fold_of<Arch, Op, From, To>(), in, n,
+                      std::is_same_v<Op, avg> ? divisor : 0, out, count);
+  } else if constexpr (folds_in_batches_v<Arch, To>) {
     constexpr std::size_t size = sizeof(From) < sizeof(To) ? sizeof(From) : sizeof(To);
     fold_batches<Arch>(fold_policy<Arch, Op, From, To>(divisor), in, n, out, count * size);
   } else {

@@ -81,6 +81,21 @@ struct float_layout<float16> {
   static constexpr bits quiet_nan = 0x7E00U;
 };
 
+template <>
+struct float_layout<float8_e4m3fn> {
+  using bits = std::uint8_t;
+  static constexpr bits sign = 0x80U;
+  static constexpr bits infinity = 0x7EU;  // there is none: the largest number
+  static constexpr bits quiet_nan = 0x7FU;
+};
+template <>
+struct float_layout<float8_e5m2> {
+  using bits = std::uint8_t;
+  static constexpr bits sign = 0x80U;
+  static constexpr bits infinity = 0x7CU;
+  static constexpr bits quiet_nan = 0x7FU;
+};
+
 // By bits: a comparison `x != x` is removed by compilers that were told that there are no NaNs.
 template <class T>
 RANKFOLD_DETAIL_INLINE bool is_nan(T x) noexcept {

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -108,6 +109,23 @@ class pair_channels {
     if (peer == rank_) return {self_.front().fingerprint[0], self_.front().fingerprint[1]};
     const packet_line& line = c.in[c.received % packet_slots];
     return {line.fingerprint[0], line.fingerprint[1]};
+  }
+
+  /// What the next message from a peer says it is, where one has come and no receive is to take it.
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> incoming(int peer) const noexcept {
+    const channel& c = of(peer);
+    if (c.receive != c.next_receive) return std::nullopt;
+    if (peer == rank_) {
+      if (self_.empty()) return std::nullopt;
+    } else {
+      // seq_cst: as in receive.
+      const packet_line& line = c.in[c.received % packet_slots];
+      if (std::atomic_ref(const_cast<std::uint64_t&>(line.word)).load(std::memory_order_seq_cst) !=
+          c.received + 1) {
+        return std::nullopt;
+      }
+    }
+    return next_fingerprint(peer);
   }
 
   /// Whether a packet or an acknowledgement of this peer has ever been seen: then what it wrote

@@ -157,6 +157,8 @@ void interleave();
 void deinterleave();
 void any_nan();
 void select_less();
+void load_bytes();
+void store_bytes();
 
 #if defined(__SSE2__) && defined(__x86_64__)
 
@@ -255,6 +257,21 @@ RANKFOLD_DETAIL_INLINE void deinterleave(__m128& a, __m128& b) noexcept {
   b = _mm_shuffle_ps(low, b, 0xDD);
 }
 
+RANKFOLD_DETAIL_INLINE void load_bytes(__m128i& to, const std::byte* from) noexcept {
+  const __m128i x = _mm_cvtsi32_si128(load_word<std::int32_t>(from));
+#  ifdef __SSE4_1__
+  to = _mm_cvtepu8_epi32(x);
+#  else
+  const __m128i zero = _mm_setzero_si128();
+  to = _mm_unpacklo_epi16(_mm_unpacklo_epi8(x, zero), zero);
+#  endif
+}
+RANKFOLD_DETAIL_INLINE void store_bytes(std::byte* to, __m128i x) noexcept {
+  const __m128i words = _mm_packs_epi32(x, x);
+  const int four = _mm_cvtsi128_si32(_mm_packus_epi16(words, words));
+  store_word<std::uint32_t>(to, static_cast<std::uint32_t>(four));
+}
+
 #endif
 #if defined(__AVX__) && defined(__x86_64__)
 
@@ -315,6 +332,21 @@ RANKFOLD_DETAIL_INLINE void deinterleave(__m256& a, __m256& b) noexcept {
   b = _mm256_shuffle_ps(outer, inner, 0xDD);
 }
 
+RANKFOLD_DETAIL_INLINE void load_bytes(__m256i& to, const std::byte* from) noexcept {
+  const __m128i x = _mm_cvtsi64_si128(load_word<std::int64_t>(from));
+#  ifdef __AVX2__
+  to = _mm256_cvtepu8_epi32(x);
+#  else
+  to = _mm256_insertf128_si256(_mm256_castsi128_si256(_mm_cvtepu8_epi32(x)),
+                               _mm_cvtepu8_epi32(_mm_srli_si128(x, 4)), 1);
+#  endif
+}
+RANKFOLD_DETAIL_INLINE void store_bytes(std::byte* to, __m256i x) noexcept {
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extractf128_si256(x, 1));
+  const long long eight = _mm_cvtsi128_si64(_mm_packus_epi16(words, words));
+  store_word<std::uint64_t>(to, static_cast<std::uint64_t>(eight));
+}
+
 #endif
 #if defined(__AVX2__) && defined(__x86_64__)
 
@@ -350,6 +382,10 @@ RANKFOLD_DETAIL_INLINE __m512i multiply(tag<std::uint16_t>, __m512i a, __m512i b
 RANKFOLD_DETAIL_INLINE __m512i select_less(tag<std::int16_t>, __m512i x, __m512i y, __m512i then,
                                            __m512i otherwise) noexcept {
   return _mm512_mask_mov_epi16(otherwise, _mm512_cmplt_epi16_mask(x, y), then);
+}
+RANKFOLD_DETAIL_INLINE __m512i select_less(tag<std::uint8_t>, __m512i x, __m512i y, __m512i then,
+                                           __m512i otherwise) noexcept {
+  return _mm512_mask_mov_epi8(otherwise, _mm512_cmplt_epu8_mask(x, y), then);
 }
 #  endif
 RANKFOLD_DETAIL_INLINE __m512i multiply(tag<std::uint32_t>, __m512i a, __m512i b) noexcept {
@@ -392,6 +428,13 @@ RANKFOLD_DETAIL_INLINE void deinterleave(__m512& a, __m512& b) noexcept {
   const __m512 low = a;
   a = _mm512_permutex2var_ps(low, even, b);
   b = _mm512_permutex2var_ps(low, odd, b);
+}
+
+RANKFOLD_DETAIL_INLINE void load_bytes(__m512i& to, const std::byte* from) noexcept {
+  to = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(from)));
+}
+RANKFOLD_DETAIL_INLINE void store_bytes(std::byte* to, __m512i x) noexcept {
+  _mm_storeu_si128(reinterpret_cast<__m128i_u*>(to), _mm512_cvtepi32_epi8(x));
 }
 
 #endif
@@ -467,6 +510,37 @@ RANKFOLD_DETAIL_INLINE void store_partial(std::byte* to, const bytes<Arch>& x,
     detail::store_masked(to, x.data, size);
   } else {
     detail::store_partial_call<Arch>(to, x, size);
+  }
+}
+
+/// As many bytes as there are lanes of 32 bits, one in each.
+template <class Arch>
+RANKFOLD_DETAIL_INLINE batch<Arch, std::int32_t> load_bytes(const std::byte* from) noexcept {
+  typename batch<Arch, std::int32_t>::register_type x;
+  if constexpr (requires { detail::load_bytes(x, from); }) {
+    detail::load_bytes(x, from);
+    return batch<Arch, std::int32_t>(x);
+  } else {
+    std::int32_t lanes[batch<Arch, std::int32_t>::size];
+    for (std::int32_t& lane : lanes) {
+      lane = static_cast<std::uint8_t>(*from++);
+    }
+    return batch<Arch, std::int32_t>::load_unaligned(lanes);
+  }
+}
+
+/// The way back, of lanes from 0 to 255.
+template <class Arch>
+RANKFOLD_DETAIL_INLINE void store_bytes(std::byte* to,
+                                        const batch<Arch, std::int32_t>& x) noexcept {
+  if constexpr (requires { detail::store_bytes(to, x.data); }) {
+    detail::store_bytes(to, x.data);
+  } else {
+    std::int32_t lanes[batch<Arch, std::int32_t>::size];
+    x.store_unaligned(lanes);
+    for (const std::int32_t lane : lanes) {
+      *to++ = static_cast<std::byte>(lane);
+    }
   }
 }
 

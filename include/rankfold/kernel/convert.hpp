@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between float and the 16-bit floats, as arrays.
+// Between float and the 16-bit and 8-bit floats, as arrays.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,7 @@
 #include "rankfold/detail/attributes.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/float16_batch.hpp"
+#include "rankfold/detail/float8_batch.hpp"
 #include "rankfold/detail/fold_element.hpp"
 #include "rankfold/detail/simd.hpp"
 #include "rankfold/dtype.hpp"
@@ -20,16 +21,16 @@ namespace kernel {
 ///
 /// Requires:   the pointers are readable and writable for `count` elements, at any alignment, and
 ///             the ranges do not overlap; round to nearest, no flushing of subnormals.
-/// Numerics:   bit by bit what the explicit conversions of `bfloat16` and `float16` give: exact to
-///             float; from float to nearest even, every NaN to the positive quiet one.
+/// Numerics:   bit by bit what the explicit conversions of `bfloat16`, `float16`, `float8_e4m3fn`
+///             and `float8_e5m2` give: exact to float; from float to nearest even, every NaN to the
+///             positive quiet one.
 using convert_function = void (*)(const void* in, void* out, std::size_t count);
 
-/// Whether there is a conversion: from float to bfloat16 or float16, or back.
+/// Whether there is a conversion: from float to a 16-bit or 8-bit float, or back.
 template <class To, class From>
-concept convertible_elements = (std::is_same_v<From, float> &&
-                                (std::is_same_v<To, bfloat16> || std::is_same_v<To, float16>)) ||
-                               (std::is_same_v<To, float> &&
-                                (std::is_same_v<From, bfloat16> || std::is_same_v<From, float16>));
+concept convertible_elements = is_floating_v<To> && is_floating_v<From> &&
+                               (std::is_same_v<From, float> || std::is_same_v<To, float>) &&
+                               sizeof(From) + sizeof(To) < 2 * sizeof(float);
 
 /// The `convert_function` for the instruction set `Arch`.
 template <class Arch, class To, class From>
@@ -42,6 +43,10 @@ void convert(const void* in, void* out, std::size_t count) noexcept {
       const auto x = detail::load_element<From>(from + i * sizeof(From));
       detail::store_element(to + i * sizeof(To), static_cast<To>(x));
     }
+  } else if constexpr (is_float8_v<From>) {
+    detail::widen_float8<Arch, From>(in, out, count);
+  } else if constexpr (is_float8_v<To>) {
+    detail::narrow_float8<Arch, To>(in, out, count);
   } else {
     using half = detail::half_batch<Arch, std::conditional_t<std::is_same_v<To, float>, From, To>>;
     constexpr std::size_t width = simd::width_bytes<Arch>;  // of a register of 16-bit floats

@@ -40,9 +40,9 @@ namespace kernel {
 ///             to the operator (null will do for a built-in one); round to nearest, no flushing of
 ///             subnormals (detail/fp_environment.hpp).
 /// Effects:    nothing outside the `count` elements is read or written.
-/// Numerics:   16-bit floats are combined as float and rounded once, at the end, to nearest even;
-///             avg divides by n before that. A floating NaN is stored as the positive quiet NaN
-///             without payload. Integers wrap. All this also for n = 1.
+/// Numerics:   16-bit and 8-bit floats are combined as float and rounded once, at the end, to
+///             nearest even; avg divides by n before that. A floating NaN is stored as the positive
+///             quiet NaN without payload. Integers wrap. All this also for n = 1.
 ///             See docs/numerics.md.
 /// Throws:     what a user's operator throws; `out` is then written in part.
 using fold_function = void (*)(const void* op, const void* const* in, int n, void* out,

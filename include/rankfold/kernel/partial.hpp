@@ -22,7 +22,7 @@ RANKFOLD_BEGIN_NAMESPACE
 namespace kernel {
 
 /// The type of partials: what `Op` folds elements of `T` in where a rounding would be lost between,
-/// float for sum, prod and avg of the 16-bit floats; else `T` itself.
+/// float for sum, prod and avg of the 16-bit and the 8-bit floats; else `T` itself.
 template <class Op, class T>
 using partial_t = std::conditional_t<std::is_same_v<Op, sum> || std::is_same_v<Op, prod> ||
                                          std::is_same_v<Op, avg>,

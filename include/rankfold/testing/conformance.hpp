@@ -87,63 +87,68 @@ inline std::uint64_t mix(std::uint64_t x) {  // splitmix64 (Steele, Lea, Flood 2
 // The oracle: its own conversions and its own recursion, so that a fault of the library's kernels
 // or algorithms cannot hide in it.
 
-inline double widen_float16(std::uint16_t bits) {
-  const double sign = (bits & 0x8000) != 0 ? -1 : 1;
-  const int exponent = bits >> 10 & 31;
-  const int fraction = bits & 1023;
-  if (exponent == 31) {
-    return fraction != 0 ? std::numeric_limits<double>::quiet_NaN()
-                         : sign * std::numeric_limits<double>::infinity();
-  }
-  return exponent == 0 ? sign * std::ldexp(fraction, -24)
-                       : sign * std::ldexp(fraction + 1024, exponent - 25);
-}
+/// Of the floats of 8 and 16 bits: the bits of the fraction, the exponent's bias, the magnitude
+/// that too large numbers become, and the NaN.
+struct layout {
+  int fraction;
+  int bias;
+  int largest;
+  int nan;
+};
+template <class T>
+inline constexpr layout layout_of = {};
+template <>
+inline constexpr layout layout_of<bfloat16> = {7, 127, 0x7f80, 0x7fc0};
+template <>
+inline constexpr layout layout_of<float16> = {10, 15, 0x7c00, 0x7e00};
+template <>
+inline constexpr layout layout_of<float8_e4m3fn> = {3, 7, 0x7e, 0x7f};
+template <>
+inline constexpr layout layout_of<float8_e5m2> = {2, 15, 0x7c, 0x7f};
+
+template <class T>
+inline constexpr bool is_small_v = layout_of<T>.fraction != 0;
 
 template <class T>
 double widen(T x) {
-  if constexpr (std::is_same_v<T, bfloat16>) {
-    return std::bit_cast<float>(std::uint32_t{x.bits} << 16);
-  } else if constexpr (std::is_same_v<T, float16>) {
-    return widen_float16(x.bits);
+  if constexpr (is_small_v<T>) {
+    constexpr layout l = layout_of<T>;
+    constexpr bool has_infinity = !std::is_same_v<T, float8_e4m3fn>;
+    constexpr int hidden = 1 << l.fraction;
+    constexpr int sign = 1 << (8 * sizeof(T) - 1);
+    const int magnitude = x.bits & (sign - 1);
+    double value = std::ldexp(magnitude % hidden, 1 - l.bias - l.fraction);
+    if (magnitude >= hidden) {
+      value = std::ldexp(magnitude % hidden + hidden, magnitude / hidden - l.bias - l.fraction);
+    }
+    if (magnitude == l.largest && has_infinity) value = std::numeric_limits<double>::infinity();
+    if (magnitude > l.largest) value = std::numeric_limits<double>::quiet_NaN();
+    return (x.bits & sign) != 0 ? -value : value;
   } else {
     return static_cast<double>(x);
   }
 }
 
-inline bfloat16 narrow_to_bfloat16(float f) {
-  if (f != f) return bfloat16::from_bits(0x7fc0);
-  const auto bits = std::bit_cast<std::uint32_t>(f);
-  const std::uint32_t half = 0x7fff + (bits >> 16 & 1);  // ties to even
-  return bfloat16::from_bits(static_cast<std::uint16_t>((bits + half) >> 16));
-}
-
-inline float16 narrow_to_float16(float f) {
-  if (f != f) return float16::from_bits(0x7e00);
-  const int sign = std::signbit(f) ? 0x8000 : 0;
+/// A float in T, as docs/numerics.md says.
+template <class T>
+T narrow(float f) {
+  using word = decltype(T::bits);
+  constexpr layout l = layout_of<T>;
+  if (f != f) return T::from_bits(static_cast<word>(l.nan));
+  const int sign = std::signbit(f) ? 1 << (8 * sizeof(T) - 1) : 0;
   const double magnitude = std::fabs(f);
-  if (magnitude >= 65520) return float16::from_bits(static_cast<std::uint16_t>(sign | 0x7c00));
-  // In units of the last place; 2^-24 below the normal range.
-  const int exponent = magnitude < 0x1p-14 ? -14 : std::ilogb(magnitude);
-  const double units = std::ldexp(magnitude, 10 - exponent);
+  if (std::isinf(f)) return T::from_bits(static_cast<word>(sign | l.largest));
+  // In units of the last place, which is that of the least exponent below the normal range.
+  const int least = 1 - l.bias;
+  const int exponent = magnitude < std::ldexp(1.0, least) ? least : std::ilogb(magnitude);
+  const double units = std::ldexp(magnitude, l.fraction - exponent);
   auto whole = static_cast<int>(units);
   const double rest = units - whole;
   if (rest > 0.5 || (rest == 0.5 && whole % 2 != 0)) ++whole;  // ties to even
   // The hidden bit, and a carry, add to the exponent.
-  return float16::from_bits(static_cast<std::uint16_t>(sign | ((exponent + 14) * 1024 + whole)));
+  const int pattern = ((exponent + l.bias - 1) << l.fraction) + whole;
+  return T::from_bits(static_cast<word>(sign | (std::min)(pattern, l.largest)));
 }
-
-/// A float in T, as docs/numerics.md says.
-template <class T>
-T narrow(float f) {
-  if constexpr (std::is_same_v<T, bfloat16>) {
-    return narrow_to_bfloat16(f);
-  } else {
-    return narrow_to_float16(f);
-  }
-}
-
-template <class T>
-inline constexpr bool is_half_v = std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;
 
 template <class T>
 T quiet(T x) {
@@ -158,7 +163,7 @@ enum class kind { sum, avg, max };
 
 /// What a fold accumulates in, and one step of it, as docs/numerics.md says.
 template <class T>
-using wide = std::conditional_t<is_half_v<T>, float, T>;
+using wide = std::conditional_t<is_small_v<T>, float, T>;
 
 template <class W>
 W combine(kind op, W a, W b) {
@@ -194,7 +199,7 @@ T expected(kind op, const std::vector<T>& of_ranks) {
   if constexpr (!std::is_integral_v<T>) {
     if (op == kind::avg) result /= static_cast<wide<T>>(x.size());
   }
-  if constexpr (is_half_v<T>) {
+  if constexpr (is_small_v<T>) {
     return narrow<T>(result);
   } else {
     return quiet(result);
@@ -209,17 +214,15 @@ T value(std::uint64_t seed, int r, std::size_t i) {
   if constexpr (std::is_integral_v<T>) {
     return static_cast<T>(bits);
   } else {
-    using word =
-        std::conditional_t<sizeof(T) == 8, std::uint64_t,
-                           std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
+    using word = std::conditional_t<
+        sizeof(T) == 8, std::uint64_t,
+        std::conditional_t<sizeof(T) == 4, std::uint32_t,
+                           std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
     constexpr int width = 8 * sizeof(word);
-    constexpr int fraction = sizeof(T) == 8                ? 52
-                             : sizeof(T) == 4              ? 23
-                             : std::is_same_v<T, bfloat16> ? 7
-                                                           : 10;
+    constexpr int fraction = sizeof(T) == 8 ? 52 : sizeof(T) == 4 ? 23 : layout_of<T>.fraction;
     if ((bits & 1) != 0) {
       const double ordinary = (static_cast<double>(bits >> 11) * 0x1p-53 - 0.5) * 1000;
-      if constexpr (is_half_v<T>) {
+      if constexpr (is_small_v<T>) {
         return narrow<T>(static_cast<float>(ordinary));
       } else {
         return static_cast<T>(ordinary);
@@ -841,6 +844,8 @@ std::vector<conformance_check> conformance_checks(conformance_run<Transport> run
         cd::check_all_reduce<avg, bfloat16>(c, cd::kind::avg, seed);
         cd::check_all_reduce<sum, float16>(c, cd::kind::sum, seed);
         cd::check_all_reduce<avg, float16>(c, cd::kind::avg, seed);
+        cd::check_all_reduce<sum, float8_e4m3fn>(c, cd::kind::sum, seed);
+        cd::check_all_reduce<avg, float8_e5m2>(c, cd::kind::avg, seed);
         cd::check_all_reduce<sum, double>(c, cd::kind::sum, seed);
         cd::check_all_reduce<sum, std::uint8_t>(c, cd::kind::sum, seed);
         cd::check_all_reduce<max, std::int32_t>(c, cd::kind::max, seed);
@@ -852,6 +857,7 @@ std::vector<conformance_check> conformance_checks(conformance_run<Transport> run
         cd::check_reduce<sum, float>(c, cd::kind::sum, seed);
         cd::check_reduce<avg, bfloat16>(c, cd::kind::avg, seed);
         cd::check_reduce<sum, float16>(c, cd::kind::sum, seed);
+        cd::check_reduce<sum, float8_e5m2>(c, cd::kind::sum, seed);
         cd::check_reduce<max, std::int32_t>(c, cd::kind::max, seed);
       });
     });
@@ -860,6 +866,7 @@ std::vector<conformance_check> conformance_checks(conformance_run<Transport> run
         cd::check_reduce_scatter<float>(c, seed);
         cd::check_reduce_scatter<bfloat16>(c, seed);
         cd::check_reduce_scatter<float16>(c, seed);
+        cd::check_reduce_scatter<float8_e4m3fn>(c, seed);
         cd::check_reduce_scatter<std::int32_t>(c, seed);
       });
     });

@@ -4,22 +4,26 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
 #include "rankfold/detail/config.hpp"
 #include "rankfold/torch/group.hpp"
+#include "rankfold/torch/op.hpp"
 #include "rankfold/torch/overload.hpp"
 #include "rankfold/torch/tensor.hpp"
+#include "rankfold/torch/version_guard.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
 namespace torch_ops {
 
+template <class Library, class Overload, class Order = typename Overload::order>
+struct barrier_ops;
+
 template <class Library, class Overload, class... Order>
-struct barrier_ops {
+struct barrier_ops<Library, Overload, types<Order...>> {
   static void define(::torch::Library& m) {
     define_op<Overload>(m, "barrier",
                         "(" + Overload::order_argument('a') + R"(str group="", int tag=0) -> ())");
@@ -36,16 +40,19 @@ struct barrier_ops {
   }
 
  private:
-  static void run(Order... order, std::string_view group_name, std::int64_t tag) {
-    group& self = groups<Library>::get("barrier", group_name);
+  static void run(Order... order, text_argument group_name, std::int64_t tag) {
+    group& self = groups<Library>::get("barrier", text(group_name));
     const auto where = [&] { return self.where("barrier"); };
     const call_options options{.tag = check_tag(tag, where)};
     (step_order(order, where), ...);
     self.run("barrier", [&](communicator_type& c) { c.barrier(options); });
   }
 
-  static void meta(Order..., std::string_view, std::int64_t) {
+  static void meta(Order... order, [[maybe_unused]] text_argument group_name, std::int64_t) {
     Overload::check_traceable(Library::name, "barrier");
+    (check_traced_tensor(order, "order",
+                         [&] { return groups<Library>::where("barrier", text(group_name)); }),
+     ...);
   }
 };
 

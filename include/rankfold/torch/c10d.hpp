@@ -69,6 +69,7 @@
 #include "rankfold/detail/segment_memory.hpp"
 #include "rankfold/detail/text.hpp"
 #include "rankfold/error.hpp"
+#include "rankfold/torch/store_meeting.hpp"
 #include "rankfold/transport.hpp"
 #include "rankfold/transport/hierarchical.hpp"
 #include "rankfold/transport/shm.hpp"
@@ -171,166 +172,6 @@ inline constexpr std::chrono::milliseconds c10d_settled = std::chrono::hours(1);
 inline at::Tensor c10d_tensor(std::byte* data, std::size_t bytes) {
   return at::from_blob(data, {static_cast<std::int64_t>(bytes)}, at::TensorOptions(at::kByte));
 }
-
-/// The ranks of a group come together and connect, in a thread of its own: a
-/// store that does not answer holds its caller up for ever.
-class c10d_meeting {
-  using clock = std::chrono::steady_clock;
-
- public:
-  c10d_meeting(c10::intrusive_ptr<::c10d::Backend> parent, c10::intrusive_ptr<::c10d::Store> store,
-               std::string prefix, int rank, int size, std::chrono::milliseconds timeout)
-      : parent_(std::move(parent)),
-        store_(std::move(store)),
-        prefix_(std::move(prefix)),
-        rank_(rank),
-        size_(size),
-        timeout_(timeout),
-        deadline_(clock::now() + timeout) {}
-
-  /// Returns when the connections are made.
-  static void run(const std::shared_ptr<c10d_meeting>& self, const std::function<void()>& ask) {
-    std::thread helper;
-    try {
-      helper = std::thread([self] { self->meet(); });
-    } catch (const std::system_error& e) {
-      throw transport_error("rankfold: c10d_transport: no thread can be started: " +
-                            std::string(e.what()));
-    }
-    try {
-      self->await(ask);
-    } catch (...) {
-      self->given_up_ = true;
-      helper.detach();  // it may wait for the store for ever; `self` stays with it
-      throw;
-    }
-    helper.join();
-  }
-
-  c10::intrusive_ptr<::c10d::Backend> backend() const { return backend_; }
-  std::uint64_t session() const noexcept { return session_; }
-
- private:
-  void await(const std::function<void()>& ask) {
-    // What the helper says about a late rank is better than that it said
-    // nothing.
-    const auto until = deadline_ + std::chrono::seconds(1);
-    std::unique_lock lock(mutex_);
-    while (!over_.wait_for(lock, std::chrono::milliseconds(100), [this] { return is_over_; })) {
-      if (clock::now() >= until) {
-        throw rendezvous_error(who() + "the process group's store, or a rank that has just come, " +
-                               "did not answer within " + duration_text(timeout_));
-      }
-      if (ask) {
-        lock.unlock();
-        ask();
-        lock.lock();
-      }
-    }
-    if (error_) std::rethrow_exception(error_);
-  }
-
-  void meet() noexcept {
-    std::exception_ptr error;
-    try {
-      come_together();
-    } catch (const error_base& e) {
-      error = std::current_exception();
-    } catch (const std::exception& e) {
-      try {
-        error = std::make_exception_ptr(
-            rendezvous_error(who() + "gloo or the store failed: " + first_line(e.what())));
-      } catch (...) {
-        error = std::current_exception();
-      }
-    } catch (...) {
-      error = std::current_exception();
-    }
-    const std::lock_guard lock(mutex_);
-    error_ = error;
-    is_over_ = true;
-    over_.notify_all();
-  }
-
-  using error_base = rankfold::error;
-
-  void come_together() {
-    // A connection of its own: other threads may wait for other keys over the
-    // one there is.
-    const auto store = c10::make_intrusive<::c10d::PrefixStore>(prefix_, store_->clone());
-    const std::string name = std::to_string(c10d_random()) + std::to_string(c10d_random());
-    store->set(arrival(rank_), name);
-    const auto give_up = [&](const std::string& what) {
-      store->deleteKey(arrival(rank_));
-      throw rendezvous_error(who() + what);
-    };
-    auto pause = std::chrono::milliseconds(1);
-    const auto all_there = [&](const std::vector<std::string>& keys) {
-      while (!store->check(keys)) {
-        if (given_up_) give_up("given up");
-        if (clock::now() >= deadline_) {
-          std::vector<int> missing;
-          for (int r = 0; r < size_; ++r) {
-            if (!store->check({arrival(r)})) missing.push_back(r);
-          }
-          // All that came at the same time give up at the same time: each is to
-          // see the others.
-          std::this_thread::sleep_for(std::chrono::milliseconds(250));
-          if (rank_ != 0 && store->check(keys)) return;
-          give_up((missing.empty() ? "not all ranks" : ranks_text(missing)) +
-                  " did not come within " + duration_text(timeout_));
-        }
-        std::this_thread::sleep_for(pause);
-        pause = (std::min)(2 * pause, std::chrono::milliseconds(50));
-      }
-    };
-    if (rank_ == 0) {
-      std::vector<std::string> keys;
-      for (int r = 0; r < size_; ++r) keys.push_back(arrival(r));
-      all_there(keys);
-      session_ = c10d_random();
-      for (const std::string& key : keys) {
-        const std::string theirs = store->get_to_str(key);
-        store->deleteKey(key);  // so that the next meeting does not see it
-        if (theirs != name) store->set("go/" + theirs, std::to_string(session_));
-      }
-    } else {
-      all_there({"go/" + name});
-      session_ = std::stoull(store->get_to_str("go/" + name));
-      store->deleteKey("go/" + name);
-    }
-    // Not split(): it writes to the options, which all groups made from this
-    // one share.
-    const auto place =
-        c10::make_intrusive<::c10d::PrefixStore>("gloo-" + std::to_string(session_), store);
-    backend_ = parent_->merge(place, parent_->getBackendOptions(), rank_, size_);
-  }
-
-  static std::string arrival(int rank) { return "here/" + std::to_string(rank); }
-
-  std::string who() const {
-    return "rankfold: c10d_transport: rank " + std::to_string(rank_) + " of " +
-           std::to_string(size_) + " could not start: ";
-  }
-
-  /// torch puts a stack of calls behind the text.
-  static std::string first_line(std::string text) { return text.substr(0, text.find('\n')); }
-
-  const c10::intrusive_ptr<::c10d::Backend> parent_;
-  const c10::intrusive_ptr<::c10d::Store> store_;
-  const std::string prefix_;
-  const int rank_;
-  const int size_;
-  const std::chrono::milliseconds timeout_;
-  const clock::time_point deadline_;
-  std::atomic<bool> given_up_{false};  // seq_cst: a flag, which orders nothing else
-  std::mutex mutex_;
-  std::condition_variable over_;
-  bool is_over_ = false;
-  std::exception_ptr error_;
-  c10::intrusive_ptr<::c10d::Backend> backend_;
-  std::uint64_t session_ = 0;
-};
 
 /// The connections of one rank to the others of its group, and all that is on
 /// its way there. Stays in its place when the transport is moved.
@@ -772,17 +613,17 @@ class c10d_link {
   void deliver(int r, stream& s, const c10d_frame& frame) {
     incoming& where = s.asked.front();
     const std::size_t bytes = frame.head.bytes;
-    if (frame.head.message_bytes != where.bytes || bytes > where.bytes - where.moved) {
+    if (frame.head.message_bytes > where.bytes || bytes > frame.head.message_bytes - where.moved) {
       fault_ = "rankfold: a message of " + std::to_string(frame.head.message_bytes) +
-               " bytes came from " + rank_text(r) + " where one of " + std::to_string(where.bytes) +
-               " was expected";
+               " bytes came from " + rank_text(r) + " where one of at most " +
+               std::to_string(where.bytes) + " was expected";
       return;
     }
     if (bytes != 0 && where.data != nullptr) {
       std::memcpy(where.data + where.moved, frame.rest, bytes);
     }
     where.moved += bytes;
-    if (where.moved < where.bytes) return;
+    if (where.moved < frame.head.message_bytes) return;
     s.asked.pop_front();
     ++s.complete;
   }
@@ -1020,10 +861,19 @@ class c10d_transport {
                              std::chrono::milliseconds timeout,
                              const std::function<void()>& interrupt) {
     const auto begin = std::chrono::steady_clock::now();
-    const auto meeting = std::make_shared<detail::c10d_meeting>(parent, store, std::move(prefix),
-                                                                rank, size, timeout);
-    detail::c10d_meeting::run(meeting, interrupt);
-    auto made = std::make_unique<link>(meeting->backend(), std::move(store), meeting->session(),
+    const auto connected = std::make_shared<c10::intrusive_ptr<::c10d::Backend>>();
+    const auto meeting = std::make_shared<detail::store_meeting>(
+        detail::store_meeting::place{"c10d_transport", store, std::move(prefix), rank, size,
+                                     timeout},
+        "-", [parent, connected, rank, size](detail::store_meeting& met) {
+          // Not split(): it writes to the options, which all groups made from this one share.
+          const auto place = c10::make_intrusive<::c10d::PrefixStore>("gloo-" + met.session(),
+                                                                      met.store());
+          *connected = parent->merge(place, parent->getBackendOptions(), rank, size);
+        });
+    detail::store_meeting::run(meeting, interrupt);
+    auto made = std::make_unique<link>(std::move(*connected), std::move(store),
+                                       std::stoull(meeting->session().substr(0, 16), nullptr, 16),
                                        rank, size, workspace_bytes, host);
     auto asked = begin;
     for (;;) {
@@ -1058,13 +908,14 @@ static_assert(message_transport<c10d_transport> && splittable_transport<c10d_tra
 /// hosts.
 using c10d_hierarchical_transport = hierarchical_transport<shm_transport, c10d_transport>;
 
-/// All ranks of the process group of that name, on whatever hosts they are. See
+/// All ranks of the process group (its name, or itself), on whatever hosts they are. See
 /// c10d_transport::from; ranks that say that they are on one host must meet by
 /// shm_transport, or this throws on all of that host (and the others see at
 /// their first call that these have left).
-inline c10d_hierarchical_transport c10d_hierarchical(const std::string& group_name,
-                                                     const c10d_options& options = {}) {
-  c10d_transport all = c10d_transport::from(group_name, options);
+template <class Group>
+c10d_hierarchical_transport c10d_hierarchical(const Group& group,
+                                              const c10d_options& options = {}) {
+  c10d_transport all = c10d_transport::from(group, options);
   const std::vector<int> hosts = all.hosts();
   const int own = all.rank();
   const auto connect = [&](std::string_view key, int rank, int size) {

@@ -2,12 +2,8 @@
 // The ops that are no collectives: init, order, finalize, abort, rank, size.
 #pragma once
 
-#include <chrono>
-#include <cmath>
 #include <cstdint>
-#include <limits>
 #include <optional>
-#include <string_view>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
@@ -18,6 +14,7 @@
 #include "rankfold/detail/config.hpp"
 #include "rankfold/torch/group.hpp"
 #include "rankfold/torch/loaded_once.hpp"
+#include "rankfold/torch/version_guard.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
@@ -57,53 +54,28 @@ struct control_ops {
                                 ": cannot be traced; call it outside of the compiled function");
   }
 
-  static std::optional<at::Tensor> init(std::string_view group_name, std::int64_t rank,
-                                        std::int64_t size, std::string_view key, double timeout) {
+  static std::optional<at::Tensor> init(text_argument group_name, std::int64_t rank,
+                                        std::int64_t size, text_argument key, double timeout) {
     check_loaded_once<Library>();
-    group& self = groups<Library>::get_or_add(group_name);
-    const auto where = [&] { return self.where("init"); };
-    join_options options;
-    options.key = key;
-    if (rank != -1 || size != -1) {
-      constexpr std::int64_t most = (std::numeric_limits<int>::max)();
-      TORCH_CHECK(size >= 1 && size <= most, where(), ": rank is ", rank, " and size is ", size,
-                  ", expected size 1 or more (or neither of them, for what the launcher's "
-                  "environment says)");
-      TORCH_CHECK(rank >= 0 && rank < size, where(), ": rank is ", rank, " and size is ", size,
-                  ", expected rank 0 to ", size - 1);
-      TORCH_CHECK(size == 1 || !key.empty(), where(),
-                  ": rank and size are given and key is not, expected a ",
-                  "text that is the same on all ranks of this group and on no others");
-      options.rank = static_cast<int>(rank);
-      options.size = static_cast<int>(size);
-    } else {
-      TORCH_CHECK(key.empty(), where(),
-                  ": key is given, and rank and size are not, expected all three or none");
-    }
-    if (timeout != 0) {
-      TORCH_CHECK(std::isfinite(timeout) && timeout >= 0.001 && timeout <= 1e9, where(),
-                  ": timeout is ", timeout,
-                  ", expected seconds from 0.001 to 1000000000, or 0 for the default");
-      options.timeout =
-          std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(timeout * 1000)));
-    }
-    self.join(options);
+    group& self = groups<Library>::get_or_add(text(group_name));
+    self.join(
+        parse_join_options(rank, size, text(key), timeout, [&] { return self.where("init"); }));
     return token();
   }
 
   static std::optional<at::Tensor> order() { return token(); }
 
-  static void finalize(std::string_view group_name) {
-    groups<Library>::get("finalize", group_name).leave();
+  static void finalize(text_argument group_name) {
+    groups<Library>::get("finalize", text(group_name)).leave();
   }
-  static void abort(std::string_view reason, std::string_view group_name) {
-    groups<Library>::get("abort", group_name).abort(reason);
+  static void abort(text_argument reason, text_argument group_name) {
+    groups<Library>::get("abort", text(group_name)).abort(text(reason));
   }
-  static std::int64_t rank(std::string_view group_name) {
-    return groups<Library>::get("rank", group_name).rank();
+  static std::int64_t rank(text_argument group_name) {
+    return groups<Library>::get("rank", text(group_name)).rank();
   }
-  static std::int64_t size(std::string_view group_name) {
-    return groups<Library>::get("size", group_name).size();
+  static std::int64_t size(text_argument group_name) {
+    return groups<Library>::get("size", text(group_name)).size();
   }
 
   /// One for all groups: collectives block, so that their order matters across groups, too.

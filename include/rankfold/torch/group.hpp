@@ -5,8 +5,9 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <cstddef>
+#include <cstdint>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,12 +17,12 @@
 #include <thread>
 #include <utility>
 
-#include <c10/util/Exception.h>
-
 #include "rankfold/communicator.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/fork_generation.hpp"
 #include "rankfold/error.hpp"
+#include "rankfold/torch/error_kind.hpp"
+#include "rankfold/torch/argument.hpp"
 #include "rankfold/torch/python.hpp"
 #include "rankfold/transport/shm.hpp"
 
@@ -37,6 +38,49 @@ struct join_options {
   std::optional<int> size;
   std::string_view key;
   std::optional<std::chrono::milliseconds> timeout;
+};
+
+/// The arguments of `init` as options. `where()` begins the message if they are wrong.
+template <class Where>
+join_options parse_join_options(std::int64_t rank, std::int64_t size, std::string_view key,
+                                double timeout, Where&& where) {
+  join_options options;
+  options.key = key;
+  if (rank != -1 || size != -1) {
+    constexpr std::int64_t most = (std::numeric_limits<int>::max)();
+    if (size < 1 || size > most) {
+      refuse(where(), ": rank is ", rank, " and size is ", size,
+             ", expected size 1 or more (or neither of them, for what the launcher's "
+             "environment says)");
+    }
+    if (rank < 0 || rank >= size) {
+      refuse(where(), ": rank is ", rank, " and size is ", size, ", expected rank 0 to ", size - 1);
+    }
+    if (size != 1 && key.empty()) {
+      refuse(where(),
+             ": rank and size are given and key is not, expected a text that is the same on all "
+             "ranks of this group and on no others");
+    }
+    options.rank = static_cast<int>(rank);
+    options.size = static_cast<int>(size);
+  } else if (!key.empty()) {
+    refuse(where(), ": key is given, and rank and size are not, expected all three or none");
+  }
+  if (timeout != 0) {
+    if (!(timeout >= 0.001 && timeout <= 1e9)) {
+      refuse(where(), ": timeout is ", timeout,
+             ", expected seconds from 0.001 to 1000000000, or 0 for the default");
+    }
+    options.timeout =
+        std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(timeout * 1000)));
+  }
+  return options;
+}
+
+/// Who this process is in a group.
+struct place {
+  int rank;
+  int size;
 };
 
 /// One group, as this process sees it. Lives until the process ends, joined or not: other threads
@@ -72,8 +116,10 @@ class group {
     session& s = own_session();
     const turn mine(*this, s, "init");
     if (s.communicator) {
-      TORCH_CHECK(s.failed, where("init"), ": is already initialised; call finalize(",
-                  call_argument(), ") first");
+      if (!s.failed) {
+        refuse(where("init"), ": is already initialised; call finalize(", call_argument(),
+               ") first");
+      }
       leave(s);
     }
     try {
@@ -105,8 +151,19 @@ class group {
     s.communicator->abort(reason);
   }
 
-  int rank() { return joined("rank").rank; }
-  int size() { return joined("size").size; }
+  /// Throws if it is not joined; `why` is what the message adds.
+  place here(std::string_view op, std::string_view why = {}) {
+    const session& s = *session_.load(std::memory_order_acquire);
+    if (s.generation != detail::fork_generation()) [[unlikely]]
+      forked(op);
+    const place found{s.rank, s.size};
+    // Both at once are not read: another thread may be making the group anew.
+    if (found.rank < 0 || found.rank >= found.size) [[unlikely]]
+      not_joined(op, why);
+    return found;
+  }
+  int rank() { return here("rank").rank; }
+  int size() { return here("size").size; }
 
   /// How messages begin: `ns::op (group "name", rank 0 of 2)`.
   std::string where(std::string_view op) const {
@@ -151,15 +208,17 @@ class group {
 
    private:
     static void wait(const group& g, session& s, std::string_view op) {
-      TORCH_CHECK(s.owner.load(std::memory_order_relaxed) != std::this_thread::get_id(),
-                  g.where(op), ": was called by a signal handler, within a call of the same group");
+      if (s.owner.load(std::memory_order_relaxed) == std::this_thread::get_id()) {
+        refuse(g.where(op), ": was called by a signal handler, within a call of the same group");
+      }
       const std::chrono::milliseconds timeout = s.timeout;
       const auto until = std::chrono::steady_clock::now() + timeout;
       while (!s.turn.try_lock_for(std::chrono::milliseconds(100))) {
         check_signals();
-        TORCH_CHECK(std::chrono::steady_clock::now() < until, g.where(op),
-                    ": another thread of this rank has been in a call for ", timeout.count(),
-                    " ms");
+        if (std::chrono::steady_clock::now() >= until) {
+          refuse(g.where(op), ": another thread of this rank has been in a call for ",
+                 timeout.count(), " ms");
+        }
       }
     }
 
@@ -198,25 +257,18 @@ class group {
     s.size = 0;
   }
 
-  session& joined(std::string_view op) {
-    session& s = *session_.load(std::memory_order_acquire);
-    if (s.generation != detail::fork_generation()) forked(op);
-    if (s.size == 0) not_joined(op);
-    return s;
-  }
-
   std::string title() const { return name_.empty() ? "default group" : "group \"" + name_ + "\""; }
   std::string call_argument() const { return name_.empty() ? "" : "\"" + name_ + "\""; }
 
-  [[noreturn]] void not_joined(std::string_view op) const {
-    TORCH_CHECK(false, where(op), ": is not initialised; call torch.ops.", library_, ".init(",
-                call_argument(), ") on every rank first");
+  [[noreturn]] void not_joined(std::string_view op, std::string_view why = {}) const {
+    refuse(where(op), ": is not initialised; call torch.ops.", library_, ".init(", call_argument(),
+           ") on every rank first", why);
   }
 
   [[noreturn]] void forked(std::string_view op) const {
-    TORCH_CHECK(
-        false, where(op), ": was initialised in the parent of this process; a forked child ",
-        "is no rank, unless it calls torch.ops.", library_, ".init(", call_argument(), ") itself");
+    refuse(where(op), ": was initialised in the parent of this process; a forked child ",
+           "is no rank, unless it calls torch.ops.", library_, ".init(", call_argument(),
+           ") itself");
   }
 
   /// Throws what is in flight again as torch turns it into RuntimeError, with op, group and rank.
@@ -233,17 +285,6 @@ class group {
       s.failed = true;
       throw std::runtime_error(where(op) + ": " + kind_of(e) + e.what());
     }
-  }
-
-  static std::string kind_of(const std::exception& e) {
-    const auto is = [&]<class Error>() { return dynamic_cast<const Error*>(&e) != nullptr; };
-    if (is.template operator()<timeout_error>()) return "timeout_error: ";
-    if (is.template operator()<peer_lost_error>()) return "peer_lost_error: ";
-    if (is.template operator()<mismatch_error>()) return "mismatch_error: ";
-    if (is.template operator()<rendezvous_error>()) return "rendezvous_error: ";
-    if (is.template operator()<transport_error>()) return "transport_error: ";
-    if (is.template operator()<aborted_error>()) return "aborted_error: ";
-    return "";
   }
 
   const std::string library_;
@@ -309,10 +350,9 @@ class groups {
     for (node* n = head().load(std::memory_order_acquire); n != nullptr; n = n->next) {
       known += (known.empty() ? "\"" : ", \"") + n->self.name() + "\"";
     }
-    TORCH_CHECK(false, Library::name, "::", op, ": there is no group \"", name,
-                "\", expected the default group \"\"", known.empty() ? "" : " or one of ", known,
-                "; a group is made by torch.ops.", Library::name, ".init(\"", name,
-                "\") on every rank");
+    refuse(Library::name, "::", op, ": there is no group \"", name,
+           "\", expected the default group \"\"", known.empty() ? "" : " or one of ", known,
+           "; a group is made by torch.ops.", Library::name, ".init(\"", name, "\") on every rank");
   }
 };
 

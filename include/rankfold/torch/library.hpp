@@ -9,35 +9,60 @@
 #  define RANKFOLD_NAMESPACE_ATTRIBUTES __attribute__((visibility("hidden")))
 #endif
 
+#include <string>
+
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include "rankfold/detail/config.hpp"
+#include "rankfold/torch/all_gather.hpp"
 #include "rankfold/torch/all_reduce.hpp"
+#include "rankfold/torch/all_to_all.hpp"
 #include "rankfold/torch/barrier.hpp"
+#include "rankfold/torch/broadcast.hpp"
+#include "rankfold/torch/collective.hpp"
 #include "rankfold/torch/control.hpp"
 #include "rankfold/torch/loaded_once.hpp"
 #include "rankfold/torch/overload.hpp"
+#include "rankfold/torch/reduce_scatter.hpp"
+#include "rankfold/torch/version_guard.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
 namespace torch_ops {
 
-template <class Library>
+/// The order matters: a call without a token takes the first overload that fits.
+template <class Library, class... Op>
 void define_collectives(::torch::Library& m) {
-  // The order matters: a call without a token takes the first overload that fits.
-  all_reduce_ops<Library, ordered, at::Tensor&>::define(m);
-  all_reduce_ops<Library, eager>::define(m);
-  all_reduce_ops<Library, unordered>::define(m);
-  barrier_ops<Library, ordered, at::Tensor&>::define(m);
+  (collective_ops<Op, Library, ordered>::define(m), ...);
+  (collective_ops<Op, Library, eager>::define(m), ...);
+  (collective_ops<Op, Library, unordered>::define(m), ...);
+  barrier_ops<Library, ordered>::define(m);
   barrier_ops<Library, eager>::define(m);
+}
+
+/// Whether another library has taken the namespace; if so, that one knows now.
+template <class Library>
+bool loaded_before() {
+  using once = loaded_once<Library>;
+  const auto found =
+      c10::Dispatcher::singleton().findSchema({std::string(Library::name) + "::" + once::op, ""});
+  if (!found) return false;
+  const std::string path = once::path();
+  found->template typed<void(text_argument)>().call(path);
+  TORCH_WARN(loaded_twice<Library>());
+  return true;
 }
 
 template <class Library>
 void define_library(::torch::Library& m) {
   if (loaded_before<Library>()) return;
-  define_loaded_once<Library>(m);
-  define_collectives<Library>(m);
+  m.def("_loaded_again(str library) -> ()",
+        [](text_argument path) { loaded_once<Library>::loaded_again(text(path)); });
+  define_collectives<Library, all_reduce_op, all_gather_op, reduce_scatter_op, broadcast_op,
+                     all_to_all_op>(m);
   control_ops<Library>::define(m);
 }
 

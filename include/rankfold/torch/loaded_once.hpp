@@ -11,11 +11,8 @@
 
 #include <dlfcn.h>
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/util/Exception.h>
-#include <torch/library.h>
-
 #include "rankfold/detail/config.hpp"
+#include "rankfold/torch/argument.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
@@ -35,37 +32,28 @@ struct loaded_once {
     return path_of_other;
   }
 
+  /// The op `_loaded_again`, which the second library calls.
+  static constexpr const char* op = "_loaded_again";
   static void loaded_again(std::string_view other_path) {
     other().store(new std::string(other_path), std::memory_order_release);  // kept for ever
   }
 };
 
-/// Whether another library has taken the namespace; if so, that one knows now.
+/// What the library says that registers nothing.
 template <class Library>
-bool loaded_before() {
-  const std::string op = std::string(Library::name) + "::_loaded_again";
-  const auto found = c10::Dispatcher::singleton().findSchema({op, ""});
-  if (!found) return false;
-  const std::string path = loaded_once<Library>::path();
-  found->template typed<void(std::string_view)>().call(path);
-  TORCH_WARN("rankfold: ", path, " registers nothing: torch.ops.", Library::name,
-             " has been registered by another library of this process");
-  return true;
-}
-
-template <class Library>
-void define_loaded_once(::torch::Library& m) {
-  m.def("_loaded_again(str library) -> ()", &loaded_once<Library>::loaded_again);
+std::string loaded_twice() {
+  return "rankfold: " + loaded_once<Library>::path() + " registers nothing: torch.ops." +
+         Library::name + " has been registered by another library of this process";
 }
 
 template <class Library>
 void check_loaded_once() {
   const std::string* other = loaded_once<Library>::other().load(std::memory_order_acquire);
-  TORCH_CHECK(other == nullptr, Library::name, "::init: the namespace ", Library::name,
-              " was registered by two libraries, ", loaded_once<Library>::path(), " and ", *other,
-              ", expected one. The ops are those of the first; give each extension a namespace of "
-              "its own, ",
-              "and load a rebuilt one in a new process");
+  if (other == nullptr) return;
+  refuse(Library::name, "::init: the namespace ", Library::name,
+         " was registered by two libraries, ", loaded_once<Library>::path(), " and ", *other,
+         ", expected one. The ops are those of the first; give each extension a namespace of its "
+         "own, and load a rebuilt one in a new process");
 }
 
 }  // namespace torch_ops

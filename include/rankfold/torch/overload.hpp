@@ -21,6 +21,8 @@
 #include <torch/library.h>
 
 #include "rankfold/detail/config.hpp"
+#include "rankfold/torch/op.hpp"
+#include "rankfold/torch/version_guard.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
@@ -29,6 +31,7 @@ namespace torch_ops {
 /// `op(x, order, …)`: the default.
 struct ordered {
   static constexpr const char* name = "";
+  using order = types<at::Tensor&>;
   using nothing = void;
   static constexpr const char* nothing_schema = "()";
   static std::string order_argument(char alias) {
@@ -40,6 +43,7 @@ struct ordered {
 /// `op(x, …)`: the program's own order, in eager code.
 struct eager {
   static constexpr const char* name = "eager";
+  using order = types<>;
   // What an op returns that returns nothing: tracers do not ask an op that writes to an argument
   // and returns () whether it can be traced.
   using nothing = std::int64_t;
@@ -60,6 +64,7 @@ struct eager {
 /// before.
 struct unordered {
   static constexpr const char* name = "unordered";
+  using order = types<>;
   using nothing = void;
   static constexpr const char* nothing_schema = "()";
   static std::string order_argument(char) { return ""; }
@@ -74,9 +79,7 @@ std::string overload_name(std::string_view op) {
 
 template <class Overload>
 void define_op(::torch::Library& m, std::string_view op, const std::string& signature) {
-  // needs_contiguous_strides: Inductor lets the producer write in that order, and nothing is copied
-  // here.
-  const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag, at::Tag::needs_contiguous_strides};
+  const std::vector<at::Tag> tags = op_tags();
   m.def((overload_name<Overload>(op) + signature).c_str(), tags);
 }
 
@@ -103,11 +106,14 @@ inline void refuse_others(::torch::Library& m, const std::string& op) {
                            ::torch::CppFunction::makeFromBoxedFunction<&refuse_tensor>()));
 }
 
+inline c10::OperatorHandle find_op(const char* library, const char* op, const char* overload) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow((std::string(library) + "::" + op).c_str(),
+                                                        overload);
+}
+
 template <class Signature>
 auto find_op(const char* library, const char* op, const char* overload) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow((std::string(library) + "::" + op).c_str(), overload)
-      .template typed<Signature>();
+  return find_op(library, op, overload).template typed<Signature>();
 }
 
 }  // namespace torch_ops

@@ -36,6 +36,9 @@ struct api {
   unsigned long (*thread_ident)() = nullptr;
   int (*raise_later)(unsigned long, void*) = nullptr;
   void (*decrease_reference)(void*) = nullptr;
+  int (*has_gil)() = nullptr;
+  void* (*save_thread)() = nullptr;
+  void (*restore_thread)(void*) = nullptr;
   bool complete = false;
 };
 
@@ -53,13 +56,32 @@ inline const api& functions() {
         find("PyGILState_Release", a.gil_release) && find("PyErr_CheckSignals", a.check_signals) &&
         find("PyErr_Fetch", a.fetch_error) && find("PyExceptionClass_Name", a.exception_name) &&
         find("PyThread_get_thread_ident", a.thread_ident) &&
-        find("PyThreadState_SetAsyncExc", a.raise_later) && find("Py_DecRef", a.decrease_reference);
+        find("PyThreadState_SetAsyncExc", a.raise_later) &&
+        find("Py_DecRef", a.decrease_reference) && find("PyGILState_Check", a.has_gil) &&
+        find("PyEval_SaveThread", a.save_thread) && find("PyEval_RestoreThread", a.restore_thread);
     return a;
   }();
   return found;
 }
 
 }  // namespace python
+
+/// Gives the GIL up while it lives, if this thread has it: before a wait for what may need it.
+class without_gil {
+ public:
+  without_gil() {
+    const python::api& py = python::functions();
+    if (py.complete && py.is_initialized() != 0 && py.has_gil() != 0) saved_ = py.save_thread();
+  }
+  without_gil(const without_gil&) = delete;
+  without_gil& operator=(const without_gil&) = delete;
+  ~without_gil() {
+    if (saved_ != nullptr) python::functions().restore_thread(saved_);
+  }
+
+ private:
+  void* saved_ = nullptr;
+};
 
 /// Runs the handlers of signals that have come. Called, without the GIL, about ten times a second
 /// by whatever waits.

@@ -80,6 +80,7 @@ TEST_CASE("two_level gives the canonical fold's bits in random layouts", "[algor
         break;
       case 1:
         check<bfloat16, avg>(marks, count, tune, random());
+        check<float8_e4m3fn, sum>(marks, count, tune, random());
         break;
       case 2:
         check<float, prod>(marks, count, tune, random());

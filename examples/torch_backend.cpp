@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <rankfold/torch/backend.hpp>
+RANKFOLD_TORCH_BACKEND(torch_backend)

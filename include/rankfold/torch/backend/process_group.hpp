@@ -1,0 +1,686 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backend of torch.distributed: c10d's calls, made to rankfold's.
+//
+// Every call is posted to the group's queue. One that is asynchronous returns a Work for it; any
+// other waits for it at once, and the queue lets it carry the call out itself.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+#include <c10/util/Exception.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "rankfold/detail/config.hpp"
+#include "rankfold/detail/fork_generation.hpp"
+#include "rankfold/error.hpp"
+#include "rankfold/fingerprint.hpp"
+#include "rankfold/torch/backend/buffer.hpp"
+#include "rankfold/torch/backend/checks.hpp"
+#include "rankfold/torch/backend/join.hpp"
+#include "rankfold/torch/backend/lane.hpp"
+#include "rankfold/torch/backend/monitored_barrier.hpp"
+#include "rankfold/torch/backend/work.hpp"
+#include "rankfold/torch/python.hpp"
+
+RANKFOLD_BEGIN_NAMESPACE
+
+namespace torch_backend {
+
+using work_ptr = c10::intrusive_ptr<c10d::Work>;
+
+class process_group final : public c10d::Backend {
+ public:
+  /// Collective: all ranks of the group; returns when all have met.
+  process_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                std::chrono::milliseconds timeout, const std::string& name, gloo_maker make_gloo)
+      : Backend(rank, size),
+        store_(std::move(store)),
+        options_(c10::make_intrusive<Options>("rankfold", timeout)),
+        make_gloo_(std::move(make_gloo)),
+        context_(std::make_shared<work_context>(name, rank, size)) {
+    options_->group_name = name;
+    try {
+      lane_ = join(store_, rank, size, timeout, make_gloo_);
+    } catch (...) {
+      context_->fail("init");
+    }
+    context_->lane = lane_;
+    init();
+    const std::lock_guard lock(all_mutex());
+    all().push_back(this);
+  }
+
+  ~process_group() override {
+    {
+      const std::lock_guard lock(all_mutex());
+      std::erase(all(), this);
+    }
+    shutdown();
+  }
+
+  const std::string getBackendName() const override { return "rankfold"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  c10d::ErrorType getError() override { return context_->error; }
+
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    try {
+      open()->set_timeout(timeout);
+    } catch (...) {
+      context_->fail("set_timeout");
+    }
+    options_->timeout = timeout;
+  }
+
+  void setSequenceNumberForGroup() override {}  // all ranks begin with 0
+  std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
+
+  // --- the end ---
+
+  void abort() override {
+    if (const auto there = find_lane()) there->abort("abort() was called");
+    const std::lock_guard lock(mutex_);
+    if (gloo_) gloo_->abort();
+  }
+
+  /// Waits for the calls that were posted, and for messages to be taken for a while; cancels
+  /// receives that nothing has come for.
+  void shutdown() override {
+    const torch_ops::without_gil waiting;
+    std::shared_ptr<lane> last;
+    std::vector<handle> sends;
+    {
+      const std::lock_guard lock(mutex_);
+      last = std::exchange(lane_, nullptr);
+      sends.swap(sends_);
+    }
+    if (last == nullptr) return;
+    if (generation_ == detail::fork_generation()) finish(*last, sends, options_->timeout);
+    const std::lock_guard lock(mutex_);
+    gloo_.reset();
+  }
+
+  /// To be called before the interpreter ends: the same for groups that nobody has shut down, but
+  /// calls are not waited for as long.
+  static void end_of_program() {
+    const torch_ops::without_gil waiting;
+    std::vector<c10::intrusive_ptr<process_group>> left;
+    {
+      const std::lock_guard lock(all_mutex());
+      for (process_group* one : all()) {
+        left.push_back(c10::intrusive_ptr<process_group>::unsafe_reclaim_from_nonowning(one));
+      }
+    }
+    for (const auto& one : left) {
+      if (one->generation_ != detail::fork_generation()) continue;
+      if (const auto there = one->find_lane()) {
+        std::vector<handle> sends;
+        {
+          const std::lock_guard lock(one->mutex_);
+          sends = one->sends_;
+        }
+        finish(*there, sends, most_at_end);
+      }
+      one->context_->futures.drain(most_at_end);
+    }
+  }
+
+  // --- groups of some ranks ---
+
+  bool supportsSplitting() const override { return true; }
+
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const std::vector<int>& members,
+                                    const c10::intrusive_ptr<Options>& options) override {
+    const auto own = std::find(members.begin(), members.end(), rank_);
+    if (own == members.end()) return {};
+    return merge(store, options, static_cast<int>(own - members.begin()),
+                 static_cast<int>(members.size()));
+  }
+
+  c10::intrusive_ptr<Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const c10::intrusive_ptr<Options>& options, const int& rank,
+                                    const int& size) override {
+    const auto& given = options ? options : options_;
+    return c10::make_intrusive<process_group>(store, rank, size, given->timeout,
+                                              given->group_name, make_gloo_);
+  }
+
+  // --- several calls that are waited for together ---
+
+  void startCoalescing() override {
+    coalesced_.clear();
+    coalesced_results_.clear();
+    coalescing_ = true;
+  }
+
+  work_ptr endCoalescing() override {
+    coalescing_ = false;
+    const call_info info{"coalesced", "rankfold:coalesced", c10d::OpType::COALESCED, no_options{}};
+    return track(info, coalesced_results_, std::exchange(coalesced_, {}), coalesced_results_);
+  }
+
+  // --- collectives ---
+
+  work_ptr broadcast(tensors& list, const c10d::BroadcastOptions& options) override {
+    const call_info info{"broadcast", "rankfold:broadcast", c10d::OpType::BROADCAST, options};
+    const checks check(*context_, info);
+    const at::Tensor x = check.only(list, "tensors");
+    check.writable(x);
+    const int root = check.root(options.rootRank);
+    return launch(info, list, {x}, bytes_of(x), [x, root](calls& c) {
+      const moved_type type(x);
+      const buffer b(x);
+      c.broadcast(b.out(), type.count(x), type.type, root);
+      b.store();
+    });
+  }
+
+  work_ptr allreduce(tensors& list, const c10d::AllreduceOptions& options) override {
+    const call_info info{"all_reduce", "rankfold:all_reduce", c10d::OpType::ALLREDUCE, options};
+    const checks check(*context_, info);
+    check.that(list.size() == 1, "tensors has ", list.size(), " tensors, expected one");
+    if (list[0].layout() == c10::kSparse) return allreduce_sparse(list, options);
+    const at::Tensor x = check.parts(list[0], options.reduceOp);
+    const folding how = check.fold(x, options.reduceOp);
+    check.writable(x);
+    return launch(info, list, list, bytes_of(x), [x, how](calls& c) { all_reduce(c, x, how); });
+  }
+
+  /// What rankfold does not have gloo does.
+  work_ptr allreduce_sparse(tensors& list, const c10d::AllreduceOptions& options) override {
+    TORCH_WARN_ONCE(
+        "rankfold: sparse tensors are reduced by gloo, over a group of its own that is made now");
+    const call_info info{"all_reduce", "rankfold:sparse_all_reduce",
+                         c10d::OpType::_ALLREDUCE_SPARSE, options};
+    try {
+      return gloo()->allreduce(list, options);
+    } catch (...) {
+      context_->fail(info.name);
+    }
+  }
+
+  work_ptr allreduce_coalesced(tensors& list,
+                               const c10d::AllreduceCoalescedOptions& options) override {
+    const call_info info{"all_reduce", "rankfold:all_reduce", c10d::OpType::ALLREDUCE_COALESCED,
+                         options};
+    const checks check(*context_, info);
+    tensors parts;
+    std::vector<folding> how;
+    for (const at::Tensor& x : list) {
+      parts.push_back(check.parts(x, options.reduceOp));
+      how.push_back(check.fold(parts.back(), options.reduceOp));
+      check.writable(x);
+    }
+    return launch(info, list, list, bytes_of(list), [parts, how](calls& c) {
+      for (std::size_t i = 0; i < parts.size(); ++i) all_reduce(c, parts[i], how[i]);
+    });
+  }
+
+  work_ptr reduce(tensors& list, const c10d::ReduceOptions& options) override {
+    const call_info info{"reduce", "rankfold:reduce", c10d::OpType::REDUCE, options};
+    const checks check(*context_, info);
+    const at::Tensor x = check.parts(check.only(list, "tensors"), options.reduceOp);
+    const folding how = check.fold(x, options.reduceOp);
+    check.writable(x);
+    const int root = check.root(options.rootRank);
+    return launch(info, list, list, bytes_of(x), [x, how, root, own = rank_](calls& c) {
+      const buffer b(how(x));
+      c.reduce(b.out(), count_of(x), how.type, root, how.op);
+      if (own == root) b.store(x);
+    });
+  }
+
+  work_ptr allgather(std::vector<tensors>& outputs, tensors& inputs,
+                     const c10d::AllgatherOptions& options) override {
+    const call_info info{"all_gather", "rankfold:all_gather", c10d::OpType::ALLGATHER, options};
+    const checks check(*context_, info);
+    const at::Tensor in = check.only(inputs, "inputs");
+    const tensors out = check.only_list(outputs, "outputs", in);
+    check_written(check, out);
+    return launch(info, inputs, out, bytes_of(out),
+                  [in, out](calls& c) { gather_into_list(c, in, out); });
+  }
+
+  work_ptr _allgather_base(at::Tensor& output, at::Tensor& input,
+                           const c10d::AllgatherOptions& options) override {
+    const call_info info{"all_gather_single", "rankfold:_all_gather_base",
+                         c10d::OpType::_ALLGATHER_BASE, options};
+    const checks check(*context_, info);
+    check.blocks(input, output, "input", "output");
+    check.writable(output);
+    return launch(info, {input}, {output}, bytes_of(output), [in = input, out = output](calls& c) {
+      gather_into_tensor(c, in, out);
+    });
+  }
+
+  /// `outputs[r][i]` gets input i of rank r.
+  work_ptr allgather_coalesced(std::vector<tensors>& outputs, tensors& inputs,
+                               const c10d::AllgatherOptions& options) override {
+    const call_info info{"all_gather_coalesced", "rankfold:all_gather",
+                         c10d::OpType::ALLGATHER_COALESCED, options};
+    const checks check(*context_, info);
+    check.that(outputs.size() == static_cast<std::size_t>(size_), "outputs has ", outputs.size(),
+               " lists, expected one for each of the ", size_, " ranks");
+    std::vector<tensors> out(inputs.size());
+    tensors all;
+    for (const tensors& of_rank : outputs) {
+      check.pairs(of_rank, inputs);
+      for (std::size_t i = 0; i < inputs.size(); ++i) out[i].push_back(of_rank[i]);
+      all.insert(all.end(), of_rank.begin(), of_rank.end());
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      check.tensor(inputs[i]);
+      check.one_a_rank(out[i], "outputs", inputs[i]);
+    }
+    check_written(check, all);
+    return launch(info, inputs, all, bytes_of(all), [in = inputs, out](calls& c) {
+      for (std::size_t i = 0; i < in.size(); ++i) gather_into_list(c, in[i], out[i]);
+    });
+  }
+
+  work_ptr allgather_into_tensor_coalesced(tensors& outputs, tensors& inputs,
+                                           const c10d::AllgatherOptions& options) override {
+    const call_info info{"all_gather_single", "rankfold:_all_gather_base", c10d::OpType::COALESCED,
+                         options};
+    const checks check(*context_, info);
+    check.pairs(outputs, inputs);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      check.blocks(inputs[i], outputs[i], "input", "output");
+    }
+    check_written(check, outputs);
+    return launch(info, inputs, outputs, bytes_of(outputs),
+                  [in = inputs, out = outputs](calls& c) {
+                    for (std::size_t i = 0; i < in.size(); ++i) {
+                      gather_into_tensor(c, in[i], out[i]);
+                    }
+                  });
+  }
+
+  work_ptr gather(std::vector<tensors>& outputs, tensors& inputs,
+                  const c10d::GatherOptions& options) override {
+    const call_info info{"gather", "rankfold:gather", c10d::OpType::GATHER, options};
+    const checks check(*context_, info);
+    const at::Tensor in = check.only(inputs, "inputs");
+    const int root = check.root(options.rootRank);
+    const tensors out = check.at_root(outputs, "outputs", in, root);
+    check_written(check, out);
+    return launch(info, inputs, out, bytes_of(out) + bytes_of(in), [in, out, root](calls& c) {
+      const moved_type type(in);
+      const buffer from(in);
+      list_buffer to(out);
+      c.gather(from.in(), to.out(), type.count(in), type.type, root);
+      to.store();
+    });
+  }
+
+  work_ptr scatter(tensors& outputs, std::vector<tensors>& inputs,
+                   const c10d::ScatterOptions& options) override {
+    const call_info info{"scatter", "rankfold:scatter", c10d::OpType::SCATTER, options};
+    const checks check(*context_, info);
+    const at::Tensor out = check.only(outputs, "outputs");
+    check.writable(out);
+    const int root = check.root(options.rootRank);
+    const tensors in = check.at_root(inputs, "inputs", out, root);
+    return launch(info, in, outputs, bytes_of(in) + bytes_of(out), [in, out, root](calls& c) {
+      const moved_type type(out);
+      list_buffer from(in);
+      const buffer to(out);
+      c.scatter(from.load(), to.out(), type.count(out), type.type, root);
+      to.store();
+    });
+  }
+
+  work_ptr reduce_scatter(tensors& outputs, std::vector<tensors>& inputs,
+                          const c10d::ReduceScatterOptions& options) override {
+    const call_info info{"reduce_scatter", "rankfold:reduce_scatter", c10d::OpType::REDUCE_SCATTER,
+                         options};
+    const checks check(*context_, info);
+    const at::Tensor given = check.only(outputs, "outputs");
+    check.writable(given);
+    const at::Tensor out = check.parts(given, options.reduceOp);
+    tensors in;
+    for (const at::Tensor& x : check.only_list(inputs, "inputs", given)) {
+      in.push_back(check.parts(x, options.reduceOp));
+    }
+    const folding how = check.fold(out, options.reduceOp);
+    return launch(info, in, outputs, bytes_of(in), [in, out, how](calls& c) {
+      tensors values;
+      for (const at::Tensor& x : in) values.push_back(how(x));
+      list_buffer from(values);
+      const buffer to(out);
+      if (const auto counts = uneven_counts(in, 1)) {
+        c.reduce_scatter(from.load(), to.out(), *counts, how.type, how.op);
+      } else {
+        c.reduce_scatter(from.load(), to.out(), count_of(out), how.type, how.op);
+      }
+      to.store();
+    });
+  }
+
+  work_ptr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                const c10d::ReduceScatterOptions& options) override {
+    const call_info info{"reduce_scatter_single", "rankfold:_reduce_scatter_base",
+                         c10d::OpType::_REDUCE_SCATTER_BASE, options};
+    const checks check(*context_, info);
+    const scattering one = scattering_of(check, output, input, options.reduceOp);
+    return launch(info, {input}, {output}, bytes_of(input), [one](calls& c) { one(c); });
+  }
+
+  work_ptr reduce_scatter_tensor_coalesced(tensors& outputs, tensors& inputs,
+                                           const c10d::ReduceScatterOptions& options) override {
+    const call_info info{"reduce_scatter_single", "rankfold:_reduce_scatter_base",
+                         c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, options};
+    const checks check(*context_, info);
+    check.pairs(outputs, inputs);
+    std::vector<scattering> all;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      all.push_back(scattering_of(check, outputs[i], inputs[i], options.reduceOp));
+    }
+    return launch(info, inputs, outputs, bytes_of(inputs), [all](calls& c) {
+      for (const scattering& one : all) one(c);
+    });
+  }
+
+  /// Splits or none: blocks may differ, and what one rank sends another must expect.
+  work_ptr alltoall_base(at::Tensor& output, at::Tensor& input,
+                         std::vector<std::int64_t>& output_splits,
+                         std::vector<std::int64_t>& input_splits,
+                         const c10d::AllToAllOptions& options) override {
+    const call_info info{"all_to_all_single", "rankfold:all_to_all", c10d::OpType::ALLTOALL_BASE,
+                         options};
+    const checks check(*context_, info);
+    check.tensor(input);
+    check.writable(output);
+    check.same_type(input, output);
+    return launch(info, {input}, {output}, bytes_of(input) + bytes_of(output),
+                  [in = input, out = output, type = moved_type(input).type,
+                   sends = check.counts(input, input_splits, "input"),
+                   receives = check.counts(output, output_splits, "output")](calls& c) {
+                    const buffer from(in);
+                    const buffer to(out);
+                    c.all_to_all(from.in(), sends, to.out(), receives, type);
+                    to.store();
+                  });
+  }
+
+  work_ptr alltoall(tensors& outputs, tensors& inputs,
+                    const c10d::AllToAllOptions& options) override {
+    const call_info info{"all_to_all", "rankfold:all_to_all", c10d::OpType::ALLTOALL, options};
+    const checks check(*context_, info);
+    for (const auto* list : {&outputs, &inputs}) {
+      check.that(list->size() == static_cast<std::size_t>(size_),
+                 list == &inputs ? "inputs" : "outputs", " has ", list->size(),
+                 " tensors, expected one for each of the ", size_, " ranks");
+      for (const at::Tensor& x : *list) {
+        check.tensor(x);
+        check.same_type(inputs[0], x);
+      }
+    }
+    check_written(check, outputs);
+    return launch(info, inputs, outputs, bytes_of(inputs) + bytes_of(outputs),
+                  [in = inputs, out = outputs](calls& c) {
+                    const moved_type type(in[0]);
+                    list_buffer from(in);
+                    list_buffer to(out);
+                    c.all_to_all(from.load(), counts_of(in, type.per_element), to.out(),
+                                 counts_of(out, type.per_element), type.type);
+                    to.store();
+                  });
+  }
+
+  work_ptr barrier(const c10d::BarrierOptions& options) override {
+    const call_info info{"barrier", "rankfold:barrier", c10d::OpType::BARRIER, options};
+    return launch(info, {}, {}, 0, [](calls& c) { c.barrier(); });
+  }
+
+  /// Over the store: the group stays as it is where ranks are missing.
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool all_ranks) override {
+    const call_info info{"monitored_barrier", "rankfold:monitored_barrier", c10d::OpType::BARRIER,
+                         options};
+    try {
+      const auto timeout = options.timeout.count() >= 0 ? options.timeout : options_->timeout;
+      barriers_.call(*store_, rank_, size_, timeout, all_ranks);
+    } catch (...) {
+      context_->fail(info.name);
+    }
+  }
+
+  // --- messages ---
+
+  work_ptr send(tensors& list, int peer, int tag) override {
+    return message({"send", "rankfold:send", c10d::OpType::SEND, no_options{}}, list, peer, tag);
+  }
+
+  work_ptr recv(tensors& list, int peer, int tag) override {
+    return message({"recv", "rankfold:recv", c10d::OpType::RECV, no_options{}}, list, peer, tag);
+  }
+
+  work_ptr recvAnysource(tensors& list, int tag) override {
+    return message({"recv", "rankfold:recvAnySource", c10d::OpType::RECVANYSOURCE, no_options{}},
+                   list, any_rank, tag);
+  }
+
+ private:
+  static constexpr int any_rank = -1;
+  static constexpr std::chrono::seconds most_at_end{10};
+  static constexpr std::chrono::seconds most_for_sends{5};
+
+  // --- how calls are made ---
+
+  std::chrono::milliseconds timeout_of(const call_info& info) const {
+    return info.timeout.count() > 0 ? info.timeout : options_->timeout;
+  }
+
+  /// Posts a call; waits for it, unless it is asynchronous.
+  template <class Body>
+  work_ptr launch(const call_info& info, const tensors& inputs, tensors results, std::size_t bytes,
+                  Body body) {
+    ++sequence_;
+    try {
+      handle posted = open()->post(std::move(body), bytes, timeout_of(info));
+      if (info.is_async || coalescing_ || at::hasCallbacks()) [[unlikely]] {
+        return track(info, inputs, {std::move(posted)}, std::move(results));
+      }
+      posted.wait();
+    } catch (...) {
+      context_->fail(info.name);
+    }
+    return {};
+  }
+
+  work_ptr message(const call_info& info, tensors& list, int peer, int tag) {
+    const checks check(*context_, info);
+    const at::Tensor x = check.only(list, "tensors");
+    check.that(peer == any_rank || (peer >= 0 && peer < size_), "the peer is rank ", peer,
+               ", expected 0 to ", size_ - 1);
+    check.that(tag >= 0 && tag <= static_cast<int>(fingerprint::max_tag), "tag is ", tag,
+               ", expected 0 to ", fingerprint::max_tag);
+    check.that(x.is_contiguous(), "the tensor is not contiguous, expected one that is");
+    const moved_type how(x);
+    const auto number = static_cast<std::uint32_t>(tag);
+    try {
+      const std::shared_ptr<lane> there = open();
+      const auto from = std::make_shared<int>(peer);
+      handle posted;
+      if (info.type == c10d::OpType::SEND) {
+        posted = there->send(x.const_data_ptr(), how.count(x), how.type, peer, number);
+        keep(posted);
+      } else {
+        posted = there->recv(x.mutable_data_ptr(), how.count(x), how.type, peer, number,
+                             from.get());
+      }
+      posted.then([x, from](const std::exception_ptr&) {});  // holds the memory until then
+      return track(info, list, {std::move(posted)}, {x}, from);
+    } catch (...) {
+      context_->fail(info.name);
+    }
+  }
+
+  work_ptr track(const call_info& info, const tensors& inputs, std::vector<handle> posted,
+                 tensors results, std::shared_ptr<const int> source = nullptr) {
+    if (coalescing_) {
+      coalesced_.insert(coalesced_.end(), posted.begin(), posted.end());
+      coalesced_results_.insert(coalesced_results_.end(), results.begin(), results.end());
+    }
+    auto made = c10::make_intrusive<work>(
+        context_, info.name, info.type, at::hasCallbacks() ? info.title : nullptr, inputs,
+        sequence_, std::move(posted), std::move(results), std::move(source));
+    made->start_recording();
+    return made;
+  }
+
+  std::shared_ptr<lane> find_lane() {
+    const std::lock_guard lock(mutex_);
+    return lane_;
+  }
+
+  std::shared_ptr<lane> open() {
+    if (auto there = find_lane()) return there;
+    throw aborted_error("rankfold: the process group was destroyed");
+  }
+
+  /// Remembers a send until it is complete, for the end.
+  void keep(const handle& send) {
+    const std::lock_guard lock(mutex_);
+    if (sends_.size() >= 64) {
+      std::erase_if(sends_, [](const handle& h) { return h.test(); });
+    }
+    sends_.push_back(send);
+  }
+
+  static void finish(lane& last, const std::vector<handle>& sends,
+                     std::chrono::milliseconds most) {
+    try {
+      last.cancel_receives().wait(most);
+      const auto until = std::chrono::steady_clock::now() + (std::min<std::chrono::milliseconds>)(
+                                                                most, most_for_sends);
+      for (const handle& send : sends) {
+        if (send.test()) continue;
+        send.wait((std::max)(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                 until - std::chrono::steady_clock::now()),
+                             std::chrono::milliseconds(0)));
+      }
+    } catch (...) {
+      last.abort("the process group was destroyed before its calls were complete");
+    }
+  }
+
+  c10::intrusive_ptr<Backend> gloo() {
+    const std::lock_guard lock(mutex_);
+    if (gloo_ == nullptr) {
+      gloo_ = make_gloo_(c10::make_intrusive<c10d::PrefixStore>("rankfold-gloo", store_), rank_,
+                         size_, options_->timeout);
+    }
+    return gloo_;
+  }
+
+  static std::mutex& all_mutex() {
+    static std::mutex* const mutex = new std::mutex;  // used until the very end
+    return *mutex;
+  }
+  static std::vector<process_group*>& all() {
+    static auto* const groups = new std::vector<process_group*>;
+    return *groups;
+  }
+
+  // --- what calls do ---
+
+  static void check_written(const checks& check, const tensors& list) {
+    for (const at::Tensor& x : list) check.writable(x);
+  }
+
+  static std::size_t bytes_of(const at::Tensor& x) { return torch_backend::bytes_of(x); }
+  static std::size_t bytes_of(const tensors& list) {
+    std::size_t bytes = 0;
+    for (const at::Tensor& x : list) bytes += bytes_of(x);
+    return bytes;
+  }
+
+  static void all_reduce(calls& c, const at::Tensor& x, const folding& how) {
+    const buffer b(how(x));
+    c.all_reduce(b.out(), count_of(x), how.type, how.op);
+    b.store(x);
+  }
+
+  static void gather_into_tensor(calls& c, const at::Tensor& in, const at::Tensor& out) {
+    const moved_type type(in);
+    const buffer from(in);
+    const buffer to(out);
+    c.all_gather(from.in(), to.out(), type.count(in), type.type);
+    to.store();
+  }
+
+  static void gather_into_list(calls& c, const at::Tensor& in, const tensors& out) {
+    const moved_type type(in);
+    const buffer from(in);
+    list_buffer to(out);
+    if (const auto counts = uneven_counts(out, type.per_element)) {
+      c.all_gather(from.in(), to.out(), *counts, type.type);
+    } else {
+      c.all_gather(from.in(), to.out(), type.count(in), type.type);
+    }
+    to.store();
+  }
+
+  struct scattering {
+    at::Tensor in;
+    at::Tensor out;
+    folding how;
+    void operator()(calls& c) const {
+      const buffer from(how(in));
+      const buffer to(out);
+      c.reduce_scatter(from.in(), to.out(), count_of(out), how.type, how.op);
+      to.store();
+    }
+  };
+
+  static scattering scattering_of(const checks& check, const at::Tensor& output,
+                                  const at::Tensor& input, const c10d::ReduceOp& op) {
+    check.blocks(output, input, "output", "input");
+    check.writable(output);
+    const at::Tensor out = check.parts(output, op);
+    return {check.parts(input, op), out, check.fold(out, op)};
+  }
+
+  const unsigned generation_ = detail::fork_generation();
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const c10::intrusive_ptr<Options> options_;
+  const gloo_maker make_gloo_;
+  const std::shared_ptr<work_context> context_;
+  std::atomic<std::uint64_t> sequence_{0};
+  monitored_barriers barriers_;
+
+  std::mutex mutex_;  // of what follows
+  std::shared_ptr<lane> lane_;
+  std::vector<handle> sends_;
+  c10::intrusive_ptr<Backend> gloo_;
+
+  // Between startCoalescing and endCoalescing, which one thread calls.
+  bool coalescing_ = false;
+  std::vector<handle> coalesced_;
+  tensors coalesced_results_;
+};
+
+}  // namespace torch_backend
+
+RANKFOLD_END_NAMESPACE
