@@ -61,8 +61,8 @@ def _cpu() -> str:
     return platform.processor()
 
 
-def _build() -> str:
-    """The path of the extension, built if need be."""
+def _load() -> None:
+    """Loads the extension; builds it first if need be."""
     from torch.utils import cpp_extension
 
     include = os.environ.get("RANKFOLD_INCLUDE") or str(pathlib.Path(__file__).resolve().parent.parent / "include")
@@ -80,14 +80,13 @@ def _build() -> str:
         source = folder / "rankfold_torch.cpp"
         if not source.exists() or source.read_text() != _SOURCE:
             source.write_text(_SOURCE)
-        path: str = cpp_extension.load(
+        cpp_extension.load(
             "rankfold_torch", [str(source)], extra_include_paths=[include],
             extra_cflags=["-std=c++20", "-fvisibility=hidden", *flags], build_directory=str(folder),
             is_python_module=False)
-    return path
 
 
-torch.ops.load_library(_build())
+_load()
 _ops = torch.ops.rankfold_torch
 # Outside of every graph, and written by every collective: so no compiler swaps two of them.
 _order: Tensor = _ops.order()

@@ -82,11 +82,11 @@ class Version:
     def row(self):
         if not self.install():
             return "pip could not install it", "", ""
-        extension = None if self.options.stable_only else self.build()
-        full = [self.test(file, [file], RANKFOLD_TORCH_EXTENSION=str(extension)) for file in TESTS] if extension else []
         stable = "–"
         if self.options.stable and of_stable(self.version):
             stable = self.test("stable", ["stable"], RANKFOLD_TORCH_STABLE=str(self.options.stable.resolve()))
+        extension = None if self.options.stable_only else self.build()
+        full = [self.test(file, [file], RANKFOLD_TORCH_EXTENSION=str(extension)) for file in TESTS] if extension else []
         shutil.rmtree(self.folder / "venv")
         return "–" if self.options.stable_only else "yes" if extension else "no", full, stable
 

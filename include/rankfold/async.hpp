@@ -553,9 +553,8 @@ class async_engine final : public async_core {
       if (std::none_of(looking_.begin(), looking_.end(), looks_there)) continue;
       const std::optional<fingerprint> print = context_->incoming(peer);
       if (!print) continue;
-      const auto place = std::find_if(looking_.begin(), looking_.end(), [&](const auto& t) {
-        return t->takes(peer, print->tag());
-      });
+      const auto place = std::find_if(looking_.begin(), looking_.end(),
+                                      [&](const auto& t) { return t->takes(peer, print->tag()); });
       std::shared_ptr<transfer> t;
       if (place != looking_.end()) {
         t = *place;
@@ -798,8 +797,8 @@ class async_queue {
 
   /// Receives the first message of `source`, or of any rank, that was sent with the tag of
   /// `options`; messages with other tags that come before it are kept until they are asked for.
-  /// `*from`, which stays until the call is complete, gets the rank that it came from. For the ranks
-  /// of one `source` either recv or recv_tagged is used, never both at the same time.
+  /// `*from`, which stays until the call is complete, gets the rank that it came from. For the
+  /// ranks of one `source` either recv or recv_tagged is used, never both at the same time.
   handle recv_tagged(void* data, std::size_t count, dtype type, int source = any_source,
                      const call_options& options = {}, int* from = nullptr) {
     const int checked = source == any_source ? rank() : source;

@@ -597,9 +597,7 @@ class communicator {
         wait_options{options.timeout, options.spin, std::move(options.interrupt)});
   }
 
-  static void check_options(const communicator_options& options) {
-    check_timeout(options.timeout);
-  }
+  static void check_options(const communicator_options& options) { check_timeout(options.timeout); }
 
   static void check_timeout(std::chrono::milliseconds timeout) {
     if (timeout.count() <= 0) {

@@ -211,7 +211,8 @@ class context_base {
 
   bool is_gone(int peer) { return derived().transport().state(peer) != peer_state::alive; }
 
-  /// Fails a receive that is not begun: for its deadline, or its peer, which is gone. Negative: any.
+  /// Fails a receive that is not begun: for its deadline, or its peer, which is gone. Negative:
+  /// any.
   [[noreturn]] void fail_receive(int peer) {
     const std::string text = where("recv from " + (peer < 0 ? "any rank" : rank_text(peer)));
     if (peer >= 0) derived().check_state(peer, derived().transport().state(peer), text);

@@ -156,7 +156,9 @@ struct fingerprint {
   }
   constexpr std::size_t count() const noexcept { return words[0] & max_count; }
   constexpr dtype type() const noexcept { return static_cast<dtype>(words[0] >> 53 & 0x3f); }
-  constexpr std::uint32_t tag() const noexcept { return static_cast<std::uint32_t>(words[1] >> 44); }
+  constexpr std::uint32_t tag() const noexcept {
+    return static_cast<std::uint32_t>(words[1] >> 44);
+  }
 
   /// For messages: "all_reduce of 64 × float32 by sum, algorithm one_shot, tag 3".
   std::string describe() const {

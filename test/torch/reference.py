@@ -9,6 +9,8 @@ import torch
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
 SIGNED = [torch.int8, torch.int16, torch.int32, torch.int64]
 UNSIGNED = [torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+if torch.__version__ < (2, 5):  # which can neither save nor convert the wider ones
+    UNSIGNED = [torch.uint8]
 ARITHMETIC = ["sum", "prod", "min", "max"]
 BITWISE = ["bit_and", "bit_or", "bit_xor", "logical_and", "logical_or"]
 

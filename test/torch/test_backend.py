@@ -497,7 +497,7 @@ def compiled(here):
         y = funcol.all_reduce(x @ w, "sum", world)
         z = funcol.all_gather_single(y.relu(), 0, world) if hasattr(funcol, "all_gather_single") else \
             funcol.all_gather_tensor(y.relu(), 0, world)
-        return funcol.reduce_scatter_tensor(z, "sum", 0, world).sin()
+        return funcol.reduce_scatter_tensor(z, "sum", 0, world) * 3
 
     def in_place(x, w):
         y = x @ w
@@ -528,11 +528,10 @@ def wrong_arguments(here):
         "share memory": lambda: dist.all_reduce(torch.ones(1).expand(4)),
         "has 1 tensors": lambda: dist.all_gather([x], x),
         "as many, one block": lambda: dist.all_gather_single(torch.empty(3), x),
-        "and another": lambda: dist.all_gather([x.double()] * here.size, x),
+        "and another": lambda: world.allgather([[x.double()] * here.size], [x]),
         "splits of 3 rows": lambda: dist.all_to_all_single(torch.empty(4), x, None, [3] + [0] * (here.size - 1)),
         "expected 0 to 1048575": lambda: dist.send(x, 1 - here.rank, tag=1 << 20),
         "expected one that is": lambda: dist.send(torch.ones(4, 4).t(), 1 - here.rank),
-        "layout Sparse": lambda: dist.broadcast(torch.ones(2).to_sparse(), 0),
         "the root is rank 9": lambda: world.broadcast(x, 9),
     }
     for part, call in cases.items():
@@ -626,13 +625,10 @@ def abort_and_begin_anew(here, file):
     if here.rank == 0:
         threading.Timer(0.3, dist.group.WORLD.abort).start()
         problems.raises("abort() was called", lambda: dist.all_reduce(torch.ones(3)), "rank 0")
-    else:
-        problems.raises("abort() was called", lambda: dist.barrier(), "rank 1")
-    problems.raises("aborted_error: ", pending.wait, "what was under way")
+    problems.raises("abort() was called", pending.wait, "what was under way")
     problems.same(pending.is_success(), False, "success")
     problems.raises("aborted_error: ", dist.barrier, "later")
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    problems.same("SUCCESS" in str(backend.get_error()), False, "get_error")
     dist.destroy_process_group()
     problems.raises("destroyed", lambda: backend.barrier(), "the old group")
     for _ in range(3):  # the same store file, the same names
@@ -679,7 +675,7 @@ def test_a_monitored_barrier_says_who_is_missing(fresh, all_ranks):
     words = "Ranks 1, 3 failed to pass" if all_ranks else "Rank 1 failed to pass"
     assert found[1] is None and found[3] is None
     assert "timeout_error: " in found[0] and words in found[0]
-    assert "rank 2 successfully reached monitoredBarrier" in found[2] and words in found[2]
+    assert "Rank 2 successfully reached monitoredBarrier" in found[2] and words in found[2]
 
 
 # --- the end of the program ---

@@ -123,7 +123,7 @@ struct float8_batch {
     const lanes sum = as_lanes(as_floats(power + all((23U - Fraction) << 23 | less)) + number);
     const lanes pattern = sum + (power >> static_cast<int>(23U - Fraction));
     const lanes result = (pattern & all(0x7FU)) | ((u >> 24) & all(0x80U));
-    return xsimd::select(magnitude > all(0x7F80'0000U), all(0x7FU), result);
+    return as_lanes(xsimd::select(x == x, as_floats(result), as_floats(all(0x7FU))));
   }
 };
 

@@ -146,9 +146,9 @@ class message_pairs {
   struct channel {
     std::uint64_t next_send = 0, send = 0;  // places: the next to give away, the one at its turn
     std::uint64_t next_receive = 0, receive = 0;
-    std::uint64_t found[2] = {0, 0};         // of the message that was another than asked for
+    std::uint64_t found[2] = {0, 0};  // of the message that was another than asked for
     std::shared_ptr<typename transfer::flight> ahead;  // a header that `incoming` has asked for
-    std::deque<std::vector<std::byte>> own;  // messages of this rank to itself
+    std::deque<std::vector<std::byte>> own;            // messages of this rank to itself
   };
 
   channel& of(int r) noexcept { return channels_[static_cast<std::size_t>(r)]; }
@@ -196,9 +196,9 @@ class message_pairs {
         kernel::copy(header.attached, t.data, t.bytes);
         t.posted = t.bytes;
       }
-      requests.push_back(transport_.send(
-          t.peer, headers_, reinterpret_cast<const std::byte*>(&header),
-          sizeof header - sizeof header.attached + t.posted));
+      requests.push_back(transport_.send(t.peer, headers_,
+                                         reinterpret_cast<const std::byte*>(&header),
+                                         sizeof header - sizeof header.attached + t.posted));
       t.header_posted = true;
     }
     while (t.posted < t.bytes) {

@@ -12,13 +12,14 @@
 #include <utility>
 
 #include <c10/util/intrusive_ptr.h>
-#include <pybind11/chrono.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/utils/pybind.h>
 
 #include "rankfold/detail/config.hpp"
 #include "rankfold/torch/backend/process_group.hpp"
+
+#include <pybind11/chrono.h>
 
 RANKFOLD_BEGIN_NAMESPACE
 
@@ -67,7 +68,7 @@ RANKFOLD_END_NAMESPACE
 
 /// Public. At file scope, in one source file of a library that becomes the Python module NAME (no
 /// quotes): importing it registers the backend "rankfold".
-#define RANKFOLD_TORCH_BACKEND(NAME)                        \
-  PYBIND11_MODULE(NAME, rankfold_torch_backend_module) {    \
+#define RANKFOLD_TORCH_BACKEND(NAME)                                         \
+  PYBIND11_MODULE(NAME, rankfold_torch_backend_module) {                     \
     ::rankfold::torch_backend::define_module(rankfold_torch_backend_module); \
   }

@@ -867,8 +867,8 @@ class c10d_transport {
                                      timeout},
         "-", [parent, connected, rank, size](detail::store_meeting& met) {
           // Not split(): it writes to the options, which all groups made from this one share.
-          const auto place = c10::make_intrusive<::c10d::PrefixStore>("gloo-" + met.session(),
-                                                                      met.store());
+          const auto place =
+              c10::make_intrusive<::c10d::PrefixStore>("gloo-" + met.session(), met.store());
           *connected = parent->merge(place, parent->getBackendOptions(), rank, size);
         });
     detail::store_meeting::run(meeting, interrupt);

@@ -21,8 +21,8 @@
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/fork_generation.hpp"
 #include "rankfold/error.hpp"
-#include "rankfold/torch/error_kind.hpp"
 #include "rankfold/torch/argument.hpp"
+#include "rankfold/torch/error_kind.hpp"
 #include "rankfold/torch/python.hpp"
 #include "rankfold/transport/shm.hpp"
 

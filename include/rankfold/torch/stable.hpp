@@ -33,9 +33,6 @@
 #include <utility>
 #include <vector>
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/c/shim.h>
-
 #include "rankfold/detail/config.hpp"
 #include "rankfold/dtype.hpp"
 #include "rankfold/fingerprint.hpp"

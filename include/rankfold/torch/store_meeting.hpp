@@ -73,8 +73,8 @@ class store_meeting {
     try {
       helper = std::thread([self] { self->meet(); });
     } catch (const std::system_error& e) {
-      throw transport_error("rankfold: " + self->place_.title + ": no thread can be started: " +
-                            std::string(e.what()));
+      throw transport_error("rankfold: " + self->place_.title +
+                            ": no thread can be started: " + std::string(e.what()));
     }
     try {
       self->await(interrupt);

@@ -2,6 +2,7 @@
 // How torch's tensors, one or a list of them, become the contiguous memory that calls take.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -86,9 +87,9 @@ class list_buffer {
     return out();
   }
   void* out() const {
-    return staging_.defined() ? staging_.mutable_data_ptr()
-           : list_.empty()    ? nullptr
-                              : list_.front().mutable_data_ptr();
+    if (staging_.defined()) return staging_.mutable_data_ptr();
+    const auto first = std::find_if(list_.begin(), list_.end(), has_elements);
+    return first == list_.end() ? nullptr : first->mutable_data_ptr();
   }
   void store() {
     each([](std::byte* place, const at::Tensor& x) {
@@ -99,9 +100,12 @@ class list_buffer {
   }
 
  private:
+  static bool has_elements(const at::Tensor& x) { return x.numel() != 0; }
+
   bool is_one_block() const {
     const std::byte* next = nullptr;
     for (const at::Tensor& x : list_) {
+      if (!has_elements(x)) continue;
       const auto* data = static_cast<const std::byte*>(x.const_data_ptr());
       if (!x.is_contiguous() || x.is_conj() || x.is_neg()) return false;
       if (next != nullptr && data != next) return false;

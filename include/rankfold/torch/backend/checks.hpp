@@ -209,8 +209,8 @@ class checks {
     that(type.has_value(), "a tensor has dtype ", x.scalar_type(), ", which cannot be reduced",
          x.is_complex() ? ", but by SUM and AVG" : "");
     folding how{reduction_of(op, *type), *type, factor_of(op)};
-    that(supports(how.op, how.type), name_of_op(op), " is not defined for dtype ",
-         x.scalar_type(), ", expected ", torch_ops::types_of(how.op));
+    that(supports(how.op, how.type), name_of_op(op), " is not defined for dtype ", x.scalar_type(),
+         ", expected ", torch_ops::types_of(how.op));
     that(!how.factor || supports(reduction::avg, how.type), name_of_op(op),
          " is not defined for dtype ", x.scalar_type(), ", expected a floating type");
     return how;
@@ -267,7 +267,7 @@ class checks {
   }
 
   static const char* name_of_op(const c10d::ReduceOp& op) {
-    static constexpr const char* names[] = {"SUM", "AVG", "PRODUCT", "MIN",        "MAX",
+    static constexpr const char* names[] = {"SUM",  "AVG", "PRODUCT", "MIN",        "MAX",
                                             "BAND", "BOR", "BXOR",    "PREMUL_SUM", "UNUSED"};
     return names[(std::min)(static_cast<std::size_t>(op.op_), std::size_t{9})];
   }

@@ -46,8 +46,7 @@ inline std::shared_ptr<lane> join(const c10::intrusive_ptr<c10d::Store>& store, 
                                   std::chrono::milliseconds timeout, const gloo_maker& make_gloo) {
   const char* named = std::getenv(host_variable);  // NOLINT(concurrency-mt-unsafe)
   const std::string host = named == nullptr ? "" : named;
-  const std::uint64_t mark =
-      host.empty() ? detail::c10d_host_mark() : detail::c10d_hash(host);
+  const std::uint64_t mark = host.empty() ? detail::c10d_host_mark() : detail::c10d_hash(host);
   const auto met = std::make_shared<detail::store_meeting>(
       detail::store_meeting::place{"init_process_group", store, "rankfold", rank, size, timeout},
       std::to_string(mark));

@@ -161,8 +161,8 @@ class process_group final : public c10d::Backend {
                                     const c10::intrusive_ptr<Options>& options, const int& rank,
                                     const int& size) override {
     const auto& given = options ? options : options_;
-    return c10::make_intrusive<process_group>(store, rank, size, given->timeout,
-                                              given->group_name, make_gloo_);
+    return c10::make_intrusive<process_group>(store, rank, size, given->timeout, given->group_name,
+                                              make_gloo_);
   }
 
   // --- several calls that are waited for together ---
@@ -268,9 +268,8 @@ class process_group final : public c10d::Backend {
     const checks check(*context_, info);
     check.blocks(input, output, "input", "output");
     check.writable(output);
-    return launch(info, {input}, {output}, bytes_of(output), [in = input, out = output](calls& c) {
-      gather_into_tensor(c, in, out);
-    });
+    return launch(info, {input}, {output}, bytes_of(output),
+                  [in = input, out = output](calls& c) { gather_into_tensor(c, in, out); });
   }
 
   /// `outputs[r][i]` gets input i of rank r.
@@ -308,12 +307,11 @@ class process_group final : public c10d::Backend {
       check.blocks(inputs[i], outputs[i], "input", "output");
     }
     check_written(check, outputs);
-    return launch(info, inputs, outputs, bytes_of(outputs),
-                  [in = inputs, out = outputs](calls& c) {
-                    for (std::size_t i = 0; i < in.size(); ++i) {
-                      gather_into_tensor(c, in[i], out[i]);
-                    }
-                  });
+    return launch(info, inputs, outputs, bytes_of(outputs), [in = inputs, out = outputs](calls& c) {
+      for (std::size_t i = 0; i < in.size(); ++i) {
+        gather_into_tensor(c, in[i], out[i]);
+      }
+    });
   }
 
   work_ptr gather(std::vector<tensors>& outputs, tensors& inputs,
@@ -497,7 +495,9 @@ class process_group final : public c10d::Backend {
                   Body body) {
     ++sequence_;
     try {
-      handle posted = open()->post(std::move(body), bytes, timeout_of(info));
+      // Who waits at once carries the call out, so that the queue's thread need not wake up.
+      const bool waits = !info.is_async && !coalescing_;
+      handle posted = open()->post(std::move(body), waits ? 0 : bytes, timeout_of(info));
       if (info.is_async || coalescing_ || at::hasCallbacks()) [[unlikely]] {
         return track(info, inputs, {std::move(posted)}, std::move(results));
       }
@@ -526,8 +526,8 @@ class process_group final : public c10d::Backend {
         posted = there->send(x.const_data_ptr(), how.count(x), how.type, peer, number);
         keep(posted);
       } else {
-        posted = there->recv(x.mutable_data_ptr(), how.count(x), how.type, peer, number,
-                             from.get());
+        posted =
+            there->recv(x.mutable_data_ptr(), how.count(x), how.type, peer, number, from.get());
       }
       posted.then([x, from](const std::exception_ptr&) {});  // holds the memory until then
       return track(info, list, {std::move(posted)}, {x}, from);
@@ -568,12 +568,11 @@ class process_group final : public c10d::Backend {
     sends_.push_back(send);
   }
 
-  static void finish(lane& last, const std::vector<handle>& sends,
-                     std::chrono::milliseconds most) {
+  static void finish(lane& last, const std::vector<handle>& sends, std::chrono::milliseconds most) {
     try {
       last.cancel_receives().wait(most);
-      const auto until = std::chrono::steady_clock::now() + (std::min<std::chrono::milliseconds>)(
-                                                                most, most_for_sends);
+      const auto until = std::chrono::steady_clock::now() +
+                         (std::min<std::chrono::milliseconds>)(most, most_for_sends);
       for (const handle& send : sends) {
         if (send.test()) continue;
         send.wait((std::max)(std::chrono::duration_cast<std::chrono::milliseconds>(

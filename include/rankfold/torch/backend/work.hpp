@@ -128,7 +128,7 @@ struct work_context {
   const std::string group;
   const int rank;
   const int size;
-  std::weak_ptr<torch_backend::lane> lane;  // set once, at the start
+  std::weak_ptr<torch_backend::lane> lane;                       // set once, at the start
   std::atomic<c10d::ErrorType> error{c10d::ErrorType::SUCCESS};  // the first
   future_threads futures;
 
@@ -244,8 +244,8 @@ class work final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     const std::lock_guard lock(mutex_);
     if (future_ == nullptr) {
-      future_ = c10::make_intrusive<c10::ivalue::Future>(
-          c10::ListType::create(c10::TensorType::get()));
+      future_ =
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
       on_completion(0, &work::complete_future);
     }
     return future_;
@@ -266,8 +266,7 @@ class work final : public c10d::Work {
     if (first == calls_.size()) return (this->*then)();
     auto self = c10::intrusive_ptr<work>::unsafe_reclaim_from_nonowning(this);
     calls_[first].then([self, first, then](const std::exception_ptr&) {
-      self->context_->futures.post(
-          [self, first, then] { self->on_completion(first + 1, then); });
+      self->context_->futures.post([self, first, then] { self->on_completion(first + 1, then); });
     });
   }
 
