@@ -372,8 +372,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   // ------------------------------------------------------------------------------------
 
   [[gnu::noinline]] void wait_slow(int r, std::uint64_t s, bool for_all) {
-    // Who has other things to move on does so soon.
-    const bool moves = static_cast<bool>(waiting_.progress);
+    const bool moves = waiting_.progress_first;
     if (may_spin_) {
       for (int i = 0; i < (moves ? 16 : 256); ++i) {
         // So that a few lines of data come at the same time as the flag, not after it.

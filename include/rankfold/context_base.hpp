@@ -45,6 +45,8 @@ struct wait_options {
   /// Called again and again while a call waits: moves on other transfers of this rank, and returns
   /// whether there are any. While there are, the call sleeps for no longer than `nap` at a time.
   std::function<bool()> progress = {};
+  /// Whether `progress` matters to what the ranks wait for, so that no time is spent spinning.
+  bool progress_first = false;
 
   static constexpr std::chrono::nanoseconds nap{std::chrono::microseconds(200)};
 };

@@ -150,6 +150,7 @@ class context<hierarchical_transport<Memory, Message>>
     const int world = holder::held.rank();
     wait_options inside = waiting;
     inside.progress = others;
+    inside.progress_first = true;
     local_ = std::make_unique<local_context>(
         detail::local_view<Memory>(holder::held.local(), layout().neighbours(world),
                                    holder::held.size()),

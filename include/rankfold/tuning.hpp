@@ -38,8 +38,9 @@ struct tuning {
   /// What ranks compare; never 0.
   std::uint64_t hash() const noexcept {
     std::uint64_t h = 0xcbf29ce484222325;  // FNV-1a over the fields
-    for (const std::size_t field : {inline_max_bytes, one_shot_max_bytes, chunk_bytes,
-                                    exchange_chunk_bytes, rooted_chunk_bytes, whole_rail_max_bytes}) {
+    for (const std::size_t field :
+         {inline_max_bytes, one_shot_max_bytes, chunk_bytes, exchange_chunk_bytes,
+          rooted_chunk_bytes, whole_rail_max_bytes}) {
       for (int byte = 0; byte < 8; ++byte) {
         h = (h ^ ((static_cast<std::uint64_t>(field) >> (8 * byte)) & 0xff)) * 0x100000001b3;
       }
