@@ -104,7 +104,7 @@ inline void keep_for_ever(std::shared_ptr<const void> memory) noexcept {
 /// Whether this thread is in a call of MPI that rankfold has made.
 inline constinit thread_local bool in_mpi_call = false;
 
-/// One thread's turn to call MPI.
+/// One thread's turn to call MPI; behind a lock where several may, but one at a time.
 class mpi_turn {
  public:
   mpi_turn() = default;
@@ -187,16 +187,16 @@ class mpi_process {
       throw transport_error(std::string("rankfold: ") + operation +
                             ": MPI was initialised before fork(); a child cannot use it");
     }
-    if (level_ == MPI_THREAD_MULTIPLE) return mpi_turn(std::unique_lock<std::mutex>());
-    check_thread(operation);
+    if (level_ != MPI_THREAD_MULTIPLE) check_thread(operation);
+    if (level_ != MPI_THREAD_SERIALIZED) return mpi_turn(std::unique_lock<std::mutex>());
     return mpi_turn(std::unique_lock(turns_));
   }
 
   /// The same for what may wait for another time: no turn where MPI may not be called now.
   mpi_turn try_turn() noexcept {
     if (finalized_ || in_mpi_call || generation_ != fork_generation()) return {};
-    if (level_ == MPI_THREAD_MULTIPLE) return mpi_turn(std::unique_lock<std::mutex>());
-    if (!thread_may_call()) return {};
+    if (level_ != MPI_THREAD_MULTIPLE && !thread_may_call()) return {};
+    if (level_ != MPI_THREAD_SERIALIZED) return mpi_turn(std::unique_lock<std::mutex>());
     std::unique_lock lock(turns_, std::try_to_lock);
     return lock.owns_lock() ? mpi_turn(std::move(lock)) : mpi_turn();
   }
@@ -268,8 +268,11 @@ class mpi_process {
   }
 
   static bool thread_is_main() noexcept {
-    int flag = 0;
-    return MPI_Is_thread_main(&flag) == MPI_SUCCESS && flag != 0;
+    static thread_local const bool is_main = [] {
+      int flag = 0;
+      return MPI_Is_thread_main(&flag) == MPI_SUCCESS && flag != 0;
+    }();
+    return is_main;
   }
 
   bool thread_may_call() const noexcept {
