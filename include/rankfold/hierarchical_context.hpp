@@ -142,7 +142,7 @@ class context<hierarchical_transport<Memory, Message>>
       move_others_on();
       if (rail_ && rail_->has_transfers()) rail_->progress();
       if (const auto now = std::chrono::steady_clock::now(); now >= look_again_) {
-        look_again_ = now + std::chrono::microseconds(200);
+        look_again_ = now + std::chrono::milliseconds(1);
         flat::progress();
       }
       return true;

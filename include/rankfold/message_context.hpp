@@ -671,7 +671,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     }
   }
 
-  static constexpr std::chrono::microseconds between_looks{200};
+  static constexpr std::chrono::microseconds between_looks{1000};
   static constexpr std::chrono::microseconds nap{50};
   static constexpr std::chrono::milliseconds long_nap{1};
   static constexpr std::chrono::milliseconds patience{2};
