@@ -350,6 +350,12 @@ RANKFOLD_DETAIL_INLINE void store_bytes(std::byte* to, __m256i x) noexcept {
 #endif
 #if defined(__AVX2__) && defined(__x86_64__)
 
+// xsimd before 13 compares unsigned bytes in functions for SSE, which must not be compiled twice.
+RANKFOLD_DETAIL_INLINE __m256i select_less(tag<std::uint8_t>, __m256i x, __m256i y, __m256i then,
+                                           __m256i otherwise) noexcept {
+  const __m256i not_less = _mm256_cmpeq_epi8(_mm256_max_epu8(x, y), x);
+  return _mm256_blendv_epi8(then, otherwise, not_less);
+}
 RANKFOLD_DETAIL_INLINE __m256i multiply(tag<std::uint16_t>, __m256i a, __m256i b) noexcept {
   return _mm256_mullo_epi16(a, b);
 }
