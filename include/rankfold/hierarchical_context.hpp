@@ -220,6 +220,7 @@ class context<hierarchical_transport<Memory, Message>>
   template <class Body>
   void run_two_level(const fingerprint& call, Body&& body) {
     flat::run(call, [&] {
+      if (this->recorded()) this->found_record();  // the parts do not know it yet
       local_->run_part(*this, call, [&] {
         if (rail_) {
           rail_->run_part(*this, call, body);

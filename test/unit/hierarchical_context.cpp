@@ -50,7 +50,10 @@ TEST_CASE("an abort on one host ends the calls of all hosts", "[hierarchical]") 
     comm.all_reduce(std::span(x));
     comm.all_reduce(std::span(x));
   });
-  for (const std::string& text : said) CHECK(contains(text, "rank 3 aborted: enough"));
+  for (const std::string& text : said) {
+    INFO(text);
+    CHECK(contains(text, "rank 3 aborted: enough"));
+  }
 }
 
 TEST_CASE("errors between hosts name ranks by their numbers among all", "[hierarchical]") {
