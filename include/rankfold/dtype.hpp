@@ -75,10 +75,45 @@ RANKFOLD_DETAIL_INLINE constexpr std::uint32_t widen_magnitude(std::uint32_t mag
   return std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * unit);  // a normal float
 }
 
+/// The pattern of `value` in `Bits`: every NaN is `nan`; magnitudes from the float's pattern
+/// `limit` on are `beyond`.
+template <unsigned Fraction, unsigned Bias, class Bits>
+RANKFOLD_DETAIL_INLINE constexpr Bits narrow_float(float value, std::uint32_t limit,
+                                                   std::uint32_t beyond, Bits nan) noexcept {
+  constexpr unsigned width = 8U * sizeof(Bits);
+  const auto u = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (u >> (32U - width)) & (1U << (width - 1U));
+  const std::uint32_t magnitude = u & 0x7FFF'FFFFU;
+  if (magnitude > 0x7F80'0000U) {
+    return nan;
+  }
+  if (magnitude >= limit) {
+    return static_cast<Bits>(sign | beyond);
+  }
+  return static_cast<Bits>(sign | narrow_magnitude<Fraction, Bias>(magnitude));
+}
+
+/// What all small floats have; they compare as floats.
+template <class Float, class Bits>
+struct small_float {
+  static constexpr Float from_bits(Bits pattern) noexcept {
+    Float result;
+    result.bits = pattern;
+    return result;
+  }
+
+  friend constexpr bool operator==(Float a, Float b) noexcept {
+    return static_cast<float>(a) == static_cast<float>(b);
+  }
+  friend constexpr std::partial_ordering operator<=>(Float a, Float b) noexcept {
+    return static_cast<float>(a) <=> static_cast<float>(b);
+  }
+};
+
 }  // namespace detail
 
 /// Brain float: the upper half of an IEEE binary32. For storage; arithmetic is done in float.
-struct bfloat16 {
+struct bfloat16 : detail::small_float<bfloat16, std::uint16_t> {
   std::uint16_t bits = 0;
 
   constexpr bfloat16() noexcept = default;
@@ -89,19 +124,6 @@ struct bfloat16 {
   /// Exact; also for NaNs, whose payload is kept.
   RANKFOLD_DETAIL_INLINE constexpr explicit operator float() const noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
-  }
-
-  static constexpr bfloat16 from_bits(std::uint16_t pattern) noexcept {
-    bfloat16 result;
-    result.bits = pattern;
-    return result;
-  }
-
-  friend constexpr bool operator==(bfloat16 a, bfloat16 b) noexcept {
-    return static_cast<float>(a) == static_cast<float>(b);
-  }
-  friend constexpr std::partial_ordering operator<=>(bfloat16 a, bfloat16 b) noexcept {
-    return static_cast<float>(a) <=> static_cast<float>(b);
   }
 
  private:
@@ -117,13 +139,15 @@ struct bfloat16 {
 };
 
 /// IEEE binary16. For storage; arithmetic is done in float.
-struct float16 {
+struct float16 : detail::small_float<float16, std::uint16_t> {
   std::uint16_t bits = 0;
 
   constexpr float16() noexcept = default;
 
   /// Rounds to nearest even; every NaN becomes 0x7E00. Independent of the rounding mode.
-  RANKFOLD_DETAIL_INLINE constexpr explicit float16(float value) noexcept : bits(round(value)) {}
+  RANKFOLD_DETAIL_INLINE constexpr explicit float16(float value) noexcept
+      // 65536 and above; 65520 to 65536 carry to infinity.
+      : bits(detail::narrow_float<10, 15, std::uint16_t>(value, 0x4780'0000U, 0x7C00U, 0x7E00U)) {}
 
   /// Exact. A NaN keeps its payload and becomes quiet, as the conversion instructions do it.
   RANKFOLD_DETAIL_INLINE constexpr explicit operator float() const noexcept {
@@ -137,40 +161,13 @@ struct float16 {
     }
     return std::bit_cast<float>(sign | detail::widen_magnitude<10, 15>(magnitude));
   }
-
-  static constexpr float16 from_bits(std::uint16_t pattern) noexcept {
-    float16 result;
-    result.bits = pattern;
-    return result;
-  }
-
-  friend constexpr bool operator==(float16 a, float16 b) noexcept {
-    return static_cast<float>(a) == static_cast<float>(b);
-  }
-  friend constexpr std::partial_ordering operator<=>(float16 a, float16 b) noexcept {
-    return static_cast<float>(a) <=> static_cast<float>(b);
-  }
-
- private:
-  RANKFOLD_DETAIL_INLINE static constexpr std::uint16_t round(float value) noexcept {
-    const auto u = std::bit_cast<std::uint32_t>(value);
-    const std::uint32_t sign = (u >> 16) & 0x8000U;
-    const std::uint32_t magnitude = u & 0x7FFF'FFFFU;
-    if (magnitude > 0x7F80'0000U) {
-      return 0x7E00U;
-    }
-    if (magnitude >= 0x4780'0000U) {  // 65536 and above; 65520 to 65536 carry to infinity below
-      return static_cast<std::uint16_t>(sign | 0x7C00U);
-    }
-    return static_cast<std::uint16_t>(sign | detail::narrow_magnitude<10, 15>(magnitude));
-  }
 };
 
 /// Four bits of exponent, three of fraction; no infinities, and one NaN of each sign (the format
 /// E4M3 of the Open Compute Project's *8-bit Floating Point Specification* and of Micikevicius et
 /// al. 2022, *FP8 Formats for Deep Learning*, arXiv:2209.05433). Its numbers end at 448. For
 /// storage; arithmetic is done in float.
-struct float8_e4m3fn {
+struct float8_e4m3fn : detail::small_float<float8_e4m3fn, std::uint8_t> {
   std::uint8_t bits = 0;
 
   constexpr float8_e4m3fn() noexcept = default;
@@ -179,7 +176,8 @@ struct float8_e4m3fn {
   /// has it for conversions that saturate, and as torch does it; every NaN becomes 0x7F.
   /// Independent of the rounding mode.
   RANKFOLD_DETAIL_INLINE constexpr explicit float8_e4m3fn(float value) noexcept
-      : bits(round(value)) {}
+      // 448 and above.
+      : bits(detail::narrow_float<3, 7, std::uint8_t>(value, 0x43E0'0000U, 0x7EU, 0x7FU)) {}
 
   /// Exact. A NaN becomes a quiet NaN with its sign.
   RANKFOLD_DETAIL_INLINE constexpr explicit operator float() const noexcept {
@@ -190,38 +188,11 @@ struct float8_e4m3fn {
     }
     return std::bit_cast<float>(sign | detail::widen_magnitude<3, 7>(magnitude));
   }
-
-  static constexpr float8_e4m3fn from_bits(std::uint8_t pattern) noexcept {
-    float8_e4m3fn result;
-    result.bits = pattern;
-    return result;
-  }
-
-  friend constexpr bool operator==(float8_e4m3fn a, float8_e4m3fn b) noexcept {
-    return static_cast<float>(a) == static_cast<float>(b);
-  }
-  friend constexpr std::partial_ordering operator<=>(float8_e4m3fn a, float8_e4m3fn b) noexcept {
-    return static_cast<float>(a) <=> static_cast<float>(b);
-  }
-
- private:
-  RANKFOLD_DETAIL_INLINE static constexpr std::uint8_t round(float value) noexcept {
-    const auto u = std::bit_cast<std::uint32_t>(value);
-    const std::uint32_t sign = (u >> 24) & 0x80U;
-    const std::uint32_t magnitude = u & 0x7FFF'FFFFU;
-    if (magnitude > 0x7F80'0000U) {
-      return 0x7FU;
-    }
-    if (magnitude >= 0x43E0'0000U) {  // 448
-      return static_cast<std::uint8_t>(sign | 0x7EU);
-    }
-    return static_cast<std::uint8_t>(sign | detail::narrow_magnitude<3, 7>(magnitude));
-  }
 };
 
 /// Five bits of exponent, two of fraction: the upper half of an IEEE binary16 (the format E5M2 of
 /// the publications above). For storage; arithmetic is done in float.
-struct float8_e5m2 {
+struct float8_e5m2 : detail::small_float<float8_e5m2, std::uint8_t> {
   std::uint8_t bits = 0;
 
   constexpr float8_e5m2() noexcept = default;
@@ -229,38 +200,12 @@ struct float8_e5m2 {
   /// Rounds to nearest even: from 61440 on to infinity, as torch does it; every NaN becomes 0x7F.
   /// Independent of the rounding mode.
   RANKFOLD_DETAIL_INLINE constexpr explicit float8_e5m2(float value) noexcept
-      : bits(round(value)) {}
+      // 65536 and above; 61440 to 65536 carry to infinity.
+      : bits(detail::narrow_float<2, 15, std::uint8_t>(value, 0x4780'0000U, 0x7CU, 0x7FU)) {}
 
   /// Exact. A NaN keeps its payload and becomes quiet.
   RANKFOLD_DETAIL_INLINE constexpr explicit operator float() const noexcept {
     return static_cast<float>(float16::from_bits(static_cast<std::uint16_t>(bits << 8)));
-  }
-
-  static constexpr float8_e5m2 from_bits(std::uint8_t pattern) noexcept {
-    float8_e5m2 result;
-    result.bits = pattern;
-    return result;
-  }
-
-  friend constexpr bool operator==(float8_e5m2 a, float8_e5m2 b) noexcept {
-    return static_cast<float>(a) == static_cast<float>(b);
-  }
-  friend constexpr std::partial_ordering operator<=>(float8_e5m2 a, float8_e5m2 b) noexcept {
-    return static_cast<float>(a) <=> static_cast<float>(b);
-  }
-
- private:
-  RANKFOLD_DETAIL_INLINE static constexpr std::uint8_t round(float value) noexcept {
-    const auto u = std::bit_cast<std::uint32_t>(value);
-    const std::uint32_t sign = (u >> 24) & 0x80U;
-    const std::uint32_t magnitude = u & 0x7FFF'FFFFU;
-    if (magnitude > 0x7F80'0000U) {
-      return 0x7FU;
-    }
-    if (magnitude >= 0x4780'0000U) {  // 65536 and above; 61440 to 65536 carry to infinity below
-      return static_cast<std::uint8_t>(sign | 0x7CU);
-    }
-    return static_cast<std::uint8_t>(sign | detail::narrow_magnitude<2, 15>(magnitude));
   }
 };
 

@@ -380,15 +380,10 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     });
   }
 
-  static std::size_t given_bytes(const detail::packet& p) {
-    std::size_t total = 0;
-    for (std::size_t i = 0; i < p.regions; ++i) total += p.region_of[i].bytes;
-    return total;
-  }
-
   /// How much of what is given goes with the packet itself: of little, as much as fits.
   static std::size_t attached_bytes(const detail::packet& p) {
-    const std::size_t total = given_bytes(p);
+    std::size_t total = 0;
+    for (std::size_t i = 0; i < p.regions; ++i) total += p.region_of[i].bytes;
     return total <= most_parts * eager_part ? (std::min)(total, sizeof p.attached) : 0;
   }
 

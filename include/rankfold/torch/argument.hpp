@@ -30,6 +30,44 @@ template <class... Parts>
   throw std::runtime_error(text.str());
 }
 
+inline std::string text_of(std::span<const std::int64_t> numbers) {
+  std::string text = "[";
+  for (const std::int64_t n : numbers) {
+    text.append(text.size() > 1 ? ", " : "").append(std::to_string(n));
+  }
+  return text + "]";
+}
+
+/// `name` is a tensor whose elements are of no type of rankfold's.
+template <class Where>
+[[noreturn]] void refuse_dtype(const char* name, const auto& found, Where&& where) {
+  refuse(where(), ": ", name, " has dtype ", found,
+         ", expected float32, float64, bfloat16, float16, float8_e4m3fn, float8_e5m2, bool or an "
+         "integer type");
+}
+
+/// `out` cannot take what `x` holds.
+template <class Where>
+[[noreturn]] void refuse_out_dtype(const auto& found, const auto& expected, Where&& where) {
+  refuse(where(), ": out has dtype ", found, ", expected ", expected, ", that of x");
+}
+
+/// Checks that `out` has the shape of a result.
+template <class Where>
+void check_out_sizes(std::span<const std::int64_t> sizes, std::span<const std::int64_t> shape,
+                     Where&& where) {
+  if (std::equal(sizes.begin(), sizes.end(), shape.begin(), shape.end())) return;
+  refuse(where(), ": out has sizes ", text_of(sizes), ", expected ", text_of(shape));
+}
+
+/// The tensor given as order token is something else; `device` ends what was found.
+template <class Where>
+[[noreturn]] void refuse_order(std::int64_t count, const auto& found, const auto& device,
+                               Where&& where) {
+  refuse(where(), ": order is a tensor of ", count, " elements of dtype ", found, " on ", device,
+         ", expected the order token that init() returned");
+}
+
 inline constexpr reduction reductions[] = {
     reduction::sum,         reduction::prod,      reduction::min,    reduction::max,
     reduction::avg,         reduction::bit_and,   reduction::bit_or, reduction::bit_xor,
@@ -124,6 +162,16 @@ inline bool overlaps(std::span<const std::int64_t> sizes, std::span<const std::i
 }
 
 }  // namespace strides
+
+/// Checks that a tensor that is not contiguous can be written to.
+template <class Where>
+void check_apart(std::span<const std::int64_t> sizes, std::span<const std::int64_t> strides,
+                 const char* name, Where&& where) {
+  if (!strides::overlaps(sizes, strides)) return;
+  refuse(where(), ": ", name, " has sizes ", text_of(sizes), " and strides ", text_of(strides),
+         ", so that elements share memory, expected a tensor that does not overlap itself (as ",
+         "expand() makes one); call clone() first");
+}
 
 }  // namespace torch_ops
 

@@ -105,14 +105,12 @@ struct collective_ops;
 template <class Op, class Library, class Overload, class... Order, class... Arguments>
 struct collective_ops<Op, Library, Overload, types<Order...>, types<Arguments...>> {
   static void define(::torch::Library& m) {
-    const std::string rest =
-        Overload::order_argument('b') + Op::parameters + R"(str group="", int tag=0) -> )";
-    const std::string written = Op::keeps_shape ? "(Tensor(a!) x, " : "(Tensor(a!) out, Tensor x, ";
-    const std::string core = std::string("_") + Op::writing_name;
-    define_op<Overload>(m, Op::name, "(Tensor x, " + rest + "Tensor");
-    define_op<Overload>(m, core, written + rest + Overload::nothing_schema);
-    define_op<Overload>(m, Op::writing_name, written + rest + "Tensor(a!)");
+    define_forms<Op>(Overload::order_argument('b'), Overload::nothing_schema,
+                     [&](std::string_view op, const std::string& signature) {
+                       define_op<Overload>(m, op, signature);
+                     });
 
+    const std::string core = core_name<Op>();
     const auto implement = [&](const std::string& op, c10::DispatchKey key, auto&& kernel) {
       m.impl(overload_name<Overload>(op).c_str(),
              ::torch::dispatch(key, std::forward<decltype(kernel)>(kernel)));
@@ -178,8 +176,7 @@ struct collective_ops<Op, Library, Overload, types<Order...>, types<Arguments...
    private:
     input input_of(const at::Tensor& x) const {
       check_dense(x, "x", where());
-      return {{x.sizes().data(), x.sizes().size()},
-              static_cast<std::size_t>(x.numel()),
+      return {span_of(x.sizes()), static_cast<std::size_t>(x.numel()),
               element_type(x, "x", where())};
     }
 
@@ -188,7 +185,7 @@ struct collective_ops<Op, Library, Overload, types<Order...>, types<Arguments...
       if constexpr (Op::keeps_shape) {
         return 0;
       } else {
-        return Op::template rows<std::int64_t>({x.sizes().data(), x.sizes().size()}, here_, where(),
+        return Op::template rows<std::int64_t>(span_of(x.sizes()), here_, where(),
                                                described(arguments)...);
       }
     }

@@ -273,7 +273,6 @@ class group {
 
   /// Throws what is in flight again as torch turns it into RuntimeError, with op, group and rank.
   [[noreturn]] void translate(std::string_view op, session& s) const {
-    std::string kind;
     try {
       throw;
     } catch (const std::invalid_argument& e) {  // refused before anything was sent

@@ -17,16 +17,13 @@
 #include <torch/library.h>
 
 #include "rankfold/detail/config.hpp"
-#include "rankfold/torch/all_gather.hpp"
-#include "rankfold/torch/all_reduce.hpp"
-#include "rankfold/torch/all_to_all.hpp"
 #include "rankfold/torch/barrier.hpp"
-#include "rankfold/torch/broadcast.hpp"
 #include "rankfold/torch/collective.hpp"
+#include "rankfold/torch/collectives.hpp"
 #include "rankfold/torch/control.hpp"
 #include "rankfold/torch/loaded_once.hpp"
+#include "rankfold/torch/op.hpp"
 #include "rankfold/torch/overload.hpp"
-#include "rankfold/torch/reduce_scatter.hpp"
 #include "rankfold/torch/version_guard.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
@@ -35,7 +32,7 @@ namespace torch_ops {
 
 /// The order matters: a call without a token takes the first overload that fits.
 template <class Library, class... Op>
-void define_collectives(::torch::Library& m) {
+void define_collectives(::torch::Library& m, types<Op...>) {
   (collective_ops<Op, Library, ordered>::define(m), ...);
   (collective_ops<Op, Library, eager>::define(m), ...);
   (collective_ops<Op, Library, unordered>::define(m), ...);
@@ -61,8 +58,7 @@ void define_library(::torch::Library& m) {
   if (loaded_before<Library>()) return;
   m.def("_loaded_again(str library) -> ()",
         [](text_argument path) { loaded_once<Library>::loaded_again(text(path)); });
-  define_collectives<Library, all_reduce_op, all_gather_op, reduce_scatter_op, broadcast_op,
-                     all_to_all_op>(m);
+  define_collectives<Library>(m, collectives());
   control_ops<Library>::define(m);
 }
 
@@ -73,14 +69,7 @@ RANKFOLD_END_NAMESPACE
 /// Public. Registers rankfold's ops as torch.ops.NAMESPACE, beside others that may be there. At
 /// file scope, in one source file of one library: a second one in the same library is a link error.
 #define RANKFOLD_TORCH_LIBRARY(NAMESPACE)                                      \
-  extern "C" __attribute__((visibility("hidden")))                             \
-  const char rankfold_torch_library_used_twice_for_##NAMESPACE;                \
-  extern "C" const char rankfold_torch_library_used_twice_for_##NAMESPACE = 0; \
-  namespace {                                                                  \
-  struct rankfold_torch_library_##NAMESPACE {                                  \
-    static constexpr const char* name = #NAMESPACE;                            \
-  };                                                                           \
-  }                                                                            \
+  RANKFOLD_DETAIL_TORCH_NAMESPACE(NAMESPACE)                                   \
   TORCH_LIBRARY_FRAGMENT(NAMESPACE, rankfold_torch_library) {                  \
     ::rankfold::torch_ops::define_library<rankfold_torch_library_##NAMESPACE>( \
         rankfold_torch_library);                                               \

@@ -59,3 +59,15 @@ void check_loaded_once() {
 }  // namespace torch_ops
 
 RANKFOLD_END_NAMESPACE
+
+/// Names the type that stands for a namespace of ops, `rankfold_torch_library_NAMESPACE`; a second
+/// time in one library is a link error.
+#define RANKFOLD_DETAIL_TORCH_NAMESPACE(NAMESPACE)                             \
+  extern "C" __attribute__((visibility("hidden")))                             \
+  const char rankfold_torch_library_used_twice_for_##NAMESPACE;                \
+  extern "C" const char rankfold_torch_library_used_twice_for_##NAMESPACE = 0; \
+  namespace {                                                                  \
+  struct rankfold_torch_library_##NAMESPACE {                                  \
+    static constexpr const char* name = #NAMESPACE;                            \
+  };                                                                           \
+  }

@@ -21,6 +21,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 
 #include "rankfold/detail/config.hpp"
 #include "rankfold/dtype.hpp"
@@ -34,6 +36,34 @@ struct types {};
 
 /// In `arguments`: numbers of rows, one a rank, or none; std::optional<row_list> where it is used.
 struct rows_argument {};
+
+/// "op" or "op.overload".
+template <class Overload>
+std::string overload_name(std::string_view op) {
+  return std::string(op) + (*Overload::name != '\0' ? "." : "") + Overload::name;
+}
+
+/// The order token in a schema.
+inline std::string order_argument(char alias) {
+  return std::string("Tensor(") + alias + "!) order, ";
+}
+
+/// The op that graphs hold.
+template <class Op>
+std::string core_name() {
+  return std::string("_") + Op::writing_name;
+}
+
+/// Calls `define(name, signature)` for the three ops of a description. `order` is the schema of
+/// their order token, `nothing` what the core returns.
+template <class Op, class Define>
+void define_forms(const std::string& order, const char* nothing, Define&& define) {
+  const std::string rest = order + Op::parameters + R"(str group="", int tag=0) -> )";
+  const std::string written = Op::keeps_shape ? "(Tensor(a!) x, " : "(Tensor(a!) out, Tensor x, ";
+  define(Op::name, "(Tensor x, " + rest + "Tensor");
+  define(core_name<Op>(), written + rest + nothing);
+  define(Op::writing_name, written + rest + "Tensor(a!)");
+}
 
 /// The tensor x of a call.
 struct input {

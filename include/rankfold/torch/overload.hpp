@@ -34,9 +34,7 @@ struct ordered {
   using order = types<at::Tensor&>;
   using nothing = void;
   static constexpr const char* nothing_schema = "()";
-  static std::string order_argument(char alias) {
-    return std::string("Tensor(") + alias + "!) order, ";
-  }
+  static std::string order_argument(char alias) { return torch_ops::order_argument(alias); }
   static void check_traceable(std::string_view, std::string_view) {}
 };
 
@@ -70,12 +68,6 @@ struct unordered {
   static std::string order_argument(char) { return ""; }
   static void check_traceable(std::string_view, std::string_view) {}
 };
-
-/// "op" or "op.overload".
-template <class Overload>
-std::string overload_name(std::string_view op) {
-  return std::string(op) + (*Overload::name != '\0' ? "." : "") + Overload::name;
-}
 
 template <class Overload>
 void define_op(::torch::Library& m, std::string_view op, const std::string& signature) {

@@ -26,14 +26,6 @@ namespace torch_ops {
 template <class Int>
 using row_list = std::span<const Int>;
 
-inline std::string text_of(row_list<std::int64_t> sizes) {
-  std::string text = "[";
-  for (const std::int64_t rows : sizes) {
-    text.append(text.size() > 1 ? ", " : "").append(std::to_string(rows));
-  }
-  return text + "]";
-}
-
 /// Checks that x, whose sizes are `shape`, has rows.
 template <class Int, class Where>
 void check_rows(row_list<Int> shape, Where&& where) {

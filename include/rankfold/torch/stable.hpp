@@ -37,15 +37,11 @@
 #include "rankfold/dtype.hpp"
 #include "rankfold/fingerprint.hpp"
 #include "rankfold/reduction.hpp"
-#include "rankfold/torch/all_gather.hpp"
-#include "rankfold/torch/all_reduce.hpp"
-#include "rankfold/torch/all_to_all.hpp"
 #include "rankfold/torch/argument.hpp"
-#include "rankfold/torch/broadcast.hpp"
+#include "rankfold/torch/collectives.hpp"
 #include "rankfold/torch/group.hpp"
 #include "rankfold/torch/loaded_once.hpp"
 #include "rankfold/torch/op.hpp"
-#include "rankfold/torch/reduce_scatter.hpp"
 #include "rankfold/torch/rows.hpp"
 #include "rankfold/torch/stable_values.hpp"
 
@@ -127,11 +123,7 @@ dtype element_type(const tensor& x, const char* name, Where&& where) {
            aoti_torch_device_type_cpu());
   }
   const std::optional<dtype> type = dtype_of(x.type());
-  if (!type) {
-    refuse(where(), ": ", name, " has dtype ", name_of_type(x.type()),
-           ", expected float32, float64, bfloat16, float16, float8_e4m3fn, float8_e5m2, bool or an "
-           "integer type");
-  }
+  if (!type) refuse_dtype(name, name_of_type(x.type()), where);
   if (needs_gradient(x, *type)) {
     refuse(where(), ": ", name,
            " requires grad, and this library, built for torch's stable ABI, has ",
@@ -144,11 +136,7 @@ dtype element_type(const tensor& x, const char* name, Where&& where) {
 /// Checks that a tensor can be written to.
 template <class Where>
 void check_writable(const tensor& x, const char* name, Where&& where) {
-  if (x.contiguous() || !strides::overlaps(x.sizes(), x.strides())) return;
-  refuse(where(), ": ", name, " has sizes ", text_of(x.sizes()), " and strides ",
-         text_of(x.strides()),
-         ", so that elements share memory, expected a tensor that does not overlap itself (as ",
-         "expand() makes one); call clone() first");
+  if (!x.contiguous()) check_apart(x.sizes(), x.strides(), name, where);
 }
 
 /// Checks that `out` can take a result of that shape, of the dtype of `x`.
@@ -158,21 +146,17 @@ void check_out(const tensor& out, std::span<const std::int64_t> shape, const ten
   element_type(out, "out", where);
   check_writable(out, "out", where);
   if (out.type() != x.type()) {
-    refuse(where(), ": out has dtype ", name_of_type(out.type()), ", expected ",
-           name_of_type(x.type()), ", that of x");
+    refuse_out_dtype(name_of_type(out.type()), name_of_type(x.type()), where);
   }
-  const auto sizes = out.sizes();
-  if (!std::equal(sizes.begin(), sizes.end(), shape.begin(), shape.end())) {
-    refuse(where(), ": out has sizes ", text_of(sizes), ", expected ", text_of(shape));
-  }
+  check_out_sizes(out.sizes(), shape, where);
 }
 
 template <class Where>
 void step_order(const tensor& order, Where&& where) {
   if (order.type() != aoti_torch_dtype_int64() || order.count() != 1 ||
       order.device_type() != aoti_torch_device_type_cpu()) {
-    refuse(where(), ": order is a tensor of ", order.count(), " elements of dtype ",
-           name_of_type(order.type()), ", expected the order token that init() returned");
+    refuse_order(order.count(), name_of_type(order.type()),
+                 "a device of torch's type " + std::to_string(order.device_type()), where);
   }
   torch_ops::step_order(*static_cast<std::int64_t*>(order.mutable_data()));
 }
@@ -304,10 +288,6 @@ struct unordered {
 };
 
 template <class Overload>
-std::string order_argument(char alias) {
-  return Overload::has_order ? std::string("Tensor(") + alias + "!) order, " : "";
-}
-template <class Overload>
 tensor take_order(arguments& a) {
   return Overload::has_order ? a.next_tensor() : tensor();
 }
@@ -349,16 +329,14 @@ struct collective_ops;
 template <class Op, class Library, class Overload, class... Arguments>
 struct collective_ops<Op, Library, Overload, types<Arguments...>> {
   static void define(registrations& r) {
-    const std::string rest =
-        order_argument<Overload>('b') + Op::parameters + R"(str group="", int tag=0) -> )";
-    const std::string written = Op::keeps_shape ? "(Tensor(a!) x, " : "(Tensor(a!) out, Tensor x, ";
-    const std::string suffix = (*Overload::name != '\0' ? "." : "") + std::string(Overload::name);
-    const std::string functional = Op::name + suffix;
-    const std::string core = "_" + (Op::writing_name + suffix);
-    const std::string writing = Op::writing_name + suffix;
-    r.schemas.define(functional + "(Tensor x, " + rest + "Tensor");
-    r.schemas.define(core + written + rest + (Overload::traceable ? "()" : "int"));
-    r.schemas.define(writing + written + rest + "Tensor(a!)");
+    define_forms<Op>(Overload::has_order ? order_argument('b') : "",
+                     Overload::traceable ? "()" : "int",
+                     [&](std::string_view op, const std::string& signature) {
+                       r.schemas.define(overload_name<Overload>(op) + signature);
+                     });
+    const std::string functional = overload_name<Overload>(Op::name);
+    const std::string core = overload_name<Overload>(core_name<Op>());
+    const std::string writing = overload_name<Overload>(Op::writing_name);
     r.cpu.template implement<&functional_cpu>(functional);
     r.cpu.template implement<&core_cpu>(core);
     r.negative.template implement<&core_negative>(core);
@@ -550,7 +528,7 @@ struct collective_ops<Op, Library, Overload, types<Arguments...>> {
     std::apply([&](const auto&... p) { (stack.push_back(p.again()), ...); }, g.parameters);
     stack.push_back(arguments::text(g.group));
     stack.push_back(arguments::value(g.tag));
-    static const std::string core = std::string(Library::name) + "::_" + Op::writing_name;
+    static const std::string core = std::string(Library::name) + "::" + core_name<Op>();
     call_op(core.c_str(), Overload::name, stack.data());
   }
 };
@@ -577,8 +555,7 @@ struct barrier_ops {
 
   static void define(registrations& r) {
     if constexpr (Overload::has_order) {
-      r.schemas.define("barrier(" + order_argument<Overload>('a') +
-                       R"(str group="", int tag=0) -> ())");
+      r.schemas.define("barrier(" + order_argument('a') + R"(str group="", int tag=0) -> ())");
       r.cpu.template implement<&run>(name);
       r.meta.template implement<&meta>(name);
     } else {
@@ -698,8 +675,7 @@ class library {
       return;
     }
     made->any.template implement<&loaded_again>(op);
-    define_collectives<all_reduce_op, all_gather_op, reduce_scatter_op, broadcast_op,
-                       all_to_all_op>(*made);
+    define_collectives(*made, collectives());
     control_ops<Library>::define(*made);
     token();
     made_ = std::move(made);
@@ -708,7 +684,7 @@ class library {
  private:
   /// The order matters: a call without a token takes the first overload that fits.
   template <class... Op>
-  static void define_collectives(registrations& r) {
+  static void define_collectives(registrations& r, types<Op...>) {
     (collective_ops<Op, Library, ordered>::define(r), ...);
     (collective_ops<Op, Library, eager>::define(r), ...);
     (collective_ops<Op, Library, unordered>::define(r), ...);
@@ -728,13 +704,8 @@ RANKFOLD_END_NAMESPACE
 /// Public. Registers rankfold's ops as torch.ops.NAMESPACE, as RANKFOLD_TORCH_LIBRARY does, for
 /// every torch from 2.10 on. At file scope, in one source file of one library.
 #define RANKFOLD_TORCH_STABLE_LIBRARY(NAMESPACE)                                   \
-  extern "C" __attribute__((visibility("hidden")))                                 \
-  const char rankfold_torch_library_used_twice_for_##NAMESPACE;                    \
-  extern "C" const char rankfold_torch_library_used_twice_for_##NAMESPACE = 0;     \
+  RANKFOLD_DETAIL_TORCH_NAMESPACE(NAMESPACE)                                       \
   namespace {                                                                      \
-  struct rankfold_torch_library_##NAMESPACE {                                      \
-    static constexpr const char* name = #NAMESPACE;                                \
-  };                                                                               \
   const ::rankfold::torch_ops::stable::library<rankfold_torch_library_##NAMESPACE> \
       rankfold_torch_registration_##NAMESPACE;                                     \
   }

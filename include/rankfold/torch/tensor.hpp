@@ -61,10 +61,7 @@ constexpr std::optional<dtype> dtype_of(c10::ScalarType type) noexcept {
 template <class Where>
 dtype element_type(const at::Tensor& x, const char* name, Where&& where) {
   const std::optional<dtype> type = dtype_of(x.scalar_type());
-  TORCH_CHECK(
-      type, where(), ": ", name, " has dtype ", x.scalar_type(),
-      ", expected float32, float64, bfloat16, float16, float8_e4m3fn, float8_e5m2, bool or an "
-      "integer type");
+  if (!type) refuse_dtype(name, x.scalar_type(), where);
   return *type;
 }
 
@@ -87,22 +84,21 @@ void check_traced_tensor(const at::Tensor& x, const char* name, Where&& where) {
 
 template <class Where>
 void step_order(const at::Tensor& order, Where&& where) {
-  TORCH_CHECK(
-      order.scalar_type() == c10::ScalarType::Long && order.numel() == 1 && order.device().is_cpu(),
-      where(), ": order is a tensor of ", order.numel(), " elements of dtype ", order.scalar_type(),
-      " on ", order.device(), ", expected the order token that init() returned");
+  if (order.scalar_type() != c10::ScalarType::Long || order.numel() != 1 ||
+      !order.device().is_cpu()) {
+    refuse_order(order.numel(), order.scalar_type(), order.device(), where);
+  }
   step_order(*order.mutable_data_ptr<std::int64_t>());
+}
+
+inline std::span<const std::int64_t> span_of(at::IntArrayRef list) {
+  return {list.data(), list.size()};
 }
 
 /// Checks that `x` can be written to.
 template <class Where>
 void check_writable(const at::Tensor& x, const char* name, Where&& where) {
-  if (x.is_contiguous()) return;
-  TORCH_CHECK(
-      !strides::overlaps(x.sizes(), x.strides()), where(), ": ", name, " has sizes ", x.sizes(),
-      " and strides ", x.strides(),
-      ", so that elements share memory, expected a tensor that does not overlap itself (as ",
-      "expand() makes one); call clone() first");
+  if (!x.is_contiguous()) check_apart(span_of(x.sizes()), span_of(x.strides()), name, where);
 }
 
 /// Checks that `out` can take a result of that shape, of the dtype of `x`.
@@ -110,9 +106,10 @@ template <class Where>
 void check_out(const at::Tensor& out, at::IntArrayRef shape, const at::Tensor& x, Where&& where) {
   check_dense(out, "out", where);
   check_writable(out, "out", where);
-  TORCH_CHECK(out.scalar_type() == x.scalar_type(), where(), ": out has dtype ", out.scalar_type(),
-              ", expected ", x.scalar_type(), ", that of x");
-  TORCH_CHECK(out.sizes() == shape, where(), ": out has sizes ", out.sizes(), ", expected ", shape);
+  if (out.scalar_type() != x.scalar_type()) {
+    refuse_out_dtype(out.scalar_type(), x.scalar_type(), where);
+  }
+  check_out_sizes(span_of(out.sizes()), span_of(shape), where);
 }
 
 /// The values of a tensor in contiguous memory: its own, or that of a copy. A copy whatever the
