@@ -450,10 +450,11 @@ class async_engine final : public async_core {
   void drive(std::unique_lock<std::mutex>& lock, const async_task* until) override {
     while (until == nullptr || (!is_done(*until) && may_carry_out(*until))) {
       if (!calls_.empty()) {
-        const std::shared_ptr<call> next = std::move(calls_.front());
+        std::shared_ptr<call> next = std::move(calls_.front());
         calls_.pop_front();
         lock.unlock();
         carry_out(*next);
+        next.reset();  // what it holds may need locks of its owner's to go
         lock.lock();
       } else if (!transfers_.empty() || under_way()) {
         lock.unlock();

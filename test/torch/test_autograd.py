@@ -176,14 +176,28 @@ def test_nothing_of_the_kernel_is_differentiated(ops, order, name):
     assert op(x.detach(), order).grad_fn is None
 
 
-def test_tensors_of_inference_mode_are_not_written_outside(ops, order):
+@pytest.mark.parametrize("token", [True, False], ids=["token", "eager"])
+@pytest.mark.parametrize("op", WRITE)
+def test_autograd_sees_what_is_written_in_inference_mode(ops, order, op, token):
+    arguments = (order,) if token else ()
+    x = torch.ones(3)
+    product = torch.ones(3, requires_grad=True) * x
+    with torch.inference_mode():
+        WRITE[op](ops, x, *arguments)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+@pytest.mark.parametrize("token", [True, False], ids=["token", "eager"])
+def test_tensors_of_inference_mode_are_not_written_outside(ops, order, token):
+    arguments = (order,) if token else ()
     with torch.inference_mode():
         x = torch.ones(2)
-        ops.all_reduce_(x, order)
+        ops.all_reduce_(x, *arguments)
     before = order.item()
     for op in WRITE.values():
         with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
-            op(ops, x, order)
+            op(ops, x, *arguments)
     assert order.item() == before
 
 

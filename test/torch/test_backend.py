@@ -368,6 +368,21 @@ def test_what_nobody_holds_is_carried_out(group):
     check_all(group(dropped, seconds=SECONDS))
 
 
+def futures_beside_dropped_calls(here):
+    """A call that nobody holds ends with its last tensor, which takes the GIL, as does who asks for a future."""
+    y = torch.ones(4)
+    for _ in range(3000):
+        dist.all_reduce(torch.ones(300), async_op=True)
+        future = dist.all_reduce(y, async_op=True).get_future()
+    future.wait()
+    dist.barrier()
+    return []
+
+
+def test_futures_do_not_wait_for_what_is_dropped(two):
+    check_all(two(futures_beside_dropped_calls, seconds=SECONDS))
+
+
 def threads(here):
     problems = Problems()
     groups = [dist.new_group() for _ in range(3)]
@@ -537,6 +552,7 @@ def wrong_arguments(here):
         "expected 0 to 1048575": lambda: dist.send(x, 1 - here.rank, tag=1 << 20),
         "expected one that is": lambda: dist.send(torch.ones(4, 4).t(), 1 - here.rank),
         "the root is rank 9": lambda: world.broadcast(x, 9),
+        "inputs has 0 tensors": lambda: world.alltoall([x] * here.size, []),
     }
     for part, call in cases.items():
         problems.raises(part, call, part, kind=(RuntimeError, ValueError))

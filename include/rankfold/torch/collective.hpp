@@ -130,6 +130,8 @@ struct collective_ops<Op, Library, Overload, types<Order...>, types<Arguments...
     }
     implement(core, DispatchKey::Autograd,
               CppFunction::makeFromBoxedFunction<&write_without_gradient<Library, Op>>());
+    implement(core, DispatchKey::ADInplaceOrView,
+              CppFunction::makeFromBoxedFunction<&write_and_tell>());
     implement(Op::writing_name, DispatchKey::CompositeImplicitAutograd,
               CppFunction::makeFromBoxedFunctor(std::make_unique<writing_composite>(
                   find_op(Library::name, core.c_str(), Overload::name))));
@@ -214,6 +216,7 @@ struct collective_ops<Op, Library, Overload, types<Order...>, types<Arguments...
                               typename parameter<Arguments>::concrete... arguments,
                               text_argument group_name, std::int64_t tag) {
     checked_call call(Op::writing_name, x, arguments..., group_name);
+    check_inference(x, "x", call.where());
     check_writable(x, "x", call.where());
     call.begin(order..., tag);
     in_place(x, call);
@@ -224,6 +227,7 @@ struct collective_ops<Op, Library, Overload, types<Order...>, types<Arguments...
                           typename parameter<Arguments>::concrete... arguments,
                           text_argument group_name, std::int64_t tag) {
     checked_call call(Op::writing_name, x, arguments..., group_name);
+    check_inference(out, "out", call.where());
     check_out(out, call.shape_of(x), x, call.where());
     call.begin(order..., tag);
     into(out, x, call);

@@ -136,8 +136,17 @@ void call_with_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   stack->emplace_back(differentiable<Library, Op>::apply(x, op, arguments));
 }
 
-/// The Autograd kernel of what writes to its first argument, and autograd notices when it has saved
-/// that.
+/// The ADInplaceOrView kernel of what writes to its first argument: autograd notices when it has
+/// saved that. It runs in inference mode, too, where there is no autograd.
+inline void write_and_tell(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                           torch::jit::Stack* stack) {
+  const auto arguments = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  // First, since it refuses what must not be written here: a tensor of inference mode.
+  (stack->end() - arguments)->toTensor().unsafeGetTensorImpl()->bump_version();
+  op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+}
+
+/// The Autograd kernel of the same.
 template <class Library, class Op>
 void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                             torch::jit::Stack* stack) {
@@ -149,9 +158,7 @@ void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet k
                 " requires grad, which is not supported in place, expected ", Op::name, "(x, …), ",
                 arguments[i].name(), ".detach() or torch.no_grad()");
   }
-  // First, since it refuses what must not be written here: a tensor of inference mode.
-  begin->toTensor().unsafeGetTensorImpl()->bump_version();
-  op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  write_and_tell(op, keys, stack);
 }
 
 }  // namespace torch_ops

@@ -8,6 +8,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 #include "rankfold/detail/config.hpp"
@@ -93,6 +94,15 @@ void step_order(const at::Tensor& order, Where&& where) {
 
 inline std::span<const std::int64_t> span_of(at::IntArrayRef list) {
   return {list.data(), list.size()};
+}
+
+/// Checks that `x`, where it was made in inference mode, is written in inference mode. (A call with
+/// a tensor of another kind beside it, such as the order token, does not come as far as this.)
+template <class Where>
+void check_inference(const at::Tensor& x, const char* name, Where&& where) {
+  TORCH_CHECK(!x.is_inference() || c10::InferenceMode::is_enabled(), where(), ": ", name,
+              " was made in inference mode, and this is not: Inplace update to inference tensor ",
+              "outside InferenceMode is not allowed; call clone() first");
 }
 
 /// Checks that `x` can be written to.

@@ -102,6 +102,8 @@ class lane {
                       int* from) = 0;
   /// Posted as a call: cancels receives that nothing has come for.
   virtual handle cancel_receives() = 0;
+  /// Posted as a call that does nothing.
+  virtual handle fence() = 0;
   virtual handle set_timeout(std::chrono::milliseconds timeout) = 0;
   virtual void abort(std::string_view reason) noexcept = 0;
 };
@@ -130,6 +132,9 @@ class lane_of final : public lane {
     return queue_.recv_tagged(data, count, type, peer, {.tag = tag}, from);
   }
   handle cancel_receives() override { return queue_.cancel_tagged(); }
+  handle fence() override {
+    return queue_.run([](communicator<Transport>&) {});
+  }
   handle set_timeout(std::chrono::milliseconds timeout) override {
     return queue_.run([timeout](communicator<Transport>& comm) { comm.set_timeout(timeout); });
   }

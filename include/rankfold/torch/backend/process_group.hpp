@@ -176,7 +176,8 @@ class process_group final : public c10d::Backend {
   work_ptr endCoalescing() override {
     coalescing_ = false;
     const call_info info{"coalesced", "rankfold:coalesced", c10d::OpType::COALESCED, no_options{}};
-    return track(info, coalesced_results_, std::exchange(coalesced_, {}), coalesced_results_);
+    tensors results = std::exchange(coalesced_results_, {});
+    return track(info, results, std::exchange(coalesced_, {}), results);
   }
 
   // --- collectives ---
@@ -429,6 +430,8 @@ class process_group final : public c10d::Backend {
       check.that(list->size() == static_cast<std::size_t>(size_),
                  list == &inputs ? "inputs" : "outputs", " has ", list->size(),
                  " tensors, expected one for each of the ", size_, " ranks");
+    }
+    for (const auto* list : {&outputs, &inputs}) {
       for (const at::Tensor& x : *list) {
         check.tensor(x);
         check.same_type(inputs[0], x);
@@ -568,6 +571,9 @@ class process_group final : public c10d::Backend {
     sends_.push_back(send);
   }
 
+  /// Waits for what was posted, and for messages to be taken for a while; gives up what is not.
+  /// Afterwards the queue holds no tensor: its thread would take the GIL to let go of one, and end
+  /// the program if there is no interpreter any more.
   static void finish(lane& last, const std::vector<handle>& sends, std::chrono::milliseconds most) {
     try {
       last.cancel_receives().wait(most);
@@ -582,15 +588,30 @@ class process_group final : public c10d::Backend {
     } catch (...) {
       last.abort("the process group was destroyed before its calls were complete");
     }
+    const auto wait_for_end = [most](const handle& call) {
+      try {
+        call.wait(most);
+      } catch (...) {
+        // Failed is ended, too.
+      }
+    };
+    for (const handle& send : sends) wait_for_end(send);
+    // A call is complete a moment before the queue lets go of what it held.
+    wait_for_end(last.fence());
   }
 
   c10::intrusive_ptr<Backend> gloo() {
-    const std::lock_guard lock(mutex_);
-    if (gloo_ == nullptr) {
-      gloo_ = make_gloo_(c10::make_intrusive<c10d::PrefixStore>("rankfold-gloo", store_), rank_,
-                         size_, options_->timeout);
+    const std::lock_guard one_at_a_time(gloo_mutex_);
+    {
+      const std::lock_guard lock(mutex_);
+      if (gloo_) return gloo_;
     }
-    return gloo_;
+    // Its ranks meet: abort() and other calls do not wait for that.
+    auto made = make_gloo_(c10::make_intrusive<c10d::PrefixStore>("rankfold-gloo", store_), rank_,
+                           size_, options_->timeout);
+    const std::lock_guard lock(mutex_);
+    gloo_ = made;
+    return made;
   }
 
   static std::mutex& all_mutex() {
@@ -669,7 +690,8 @@ class process_group final : public c10d::Backend {
   std::atomic<std::uint64_t> sequence_{0};
   monitored_barriers barriers_;
 
-  std::mutex mutex_;  // of what follows
+  std::mutex gloo_mutex_;  // of whoever makes gloo_
+  std::mutex mutex_;       // of what follows
   std::shared_ptr<lane> lane_;
   std::vector<handle> sends_;
   c10::intrusive_ptr<Backend> gloo_;
