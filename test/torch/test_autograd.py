@@ -135,6 +135,27 @@ def test_compiled_in_two_threads(library, threads):
     assert [gradient[0, 0].item() for gradient in threads(function)] == [6.0, 6.0]
 
 
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_backward_of_several_compiled_graphs(ops, order, backend):
+    """Each graph keeps the token for its backward half, while others write to it."""
+    def block(x):
+        return ops.all_reduce(x * x, order).sin()
+
+    def checkpointed(x):
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+
+    x = torch.linspace(0, 1, 5, requires_grad=True)
+    expected, = torch.autograd.grad(block(block(block(x))).sum(), x)
+    first, second = (torch.compile(f, fullgraph=True, backend=backend) for f in (block, checkpointed))
+    y = first(second(first(x)))
+    ops.all_reduce_(torch.ones(2), order)
+    ops.barrier(order)
+    for retain in (True, False):
+        gradient, = torch.autograd.grad(y.sum(), x, retain_graph=retain)
+        torch.testing.assert_close(gradient, expected)
+        ops.all_reduce(torch.ones(2), order)
+
+
 def test_a_new_tensor_is_returned_also_by_one_rank(ops, order):
     x = torch.ones(3)
     y = ops.all_reduce(x, order)

@@ -3,6 +3,7 @@
 
 import itertools
 import subprocess
+import threading
 
 import pytest
 import torch
@@ -70,7 +71,7 @@ def test_no_op_has_the_tags_that_miscompile(library):
             assert torch.Tag.pt2_compliant_tag in op.tags
 
 
-def test_the_token_is_one_tensor_for_the_whole_process(ops):
+def test_the_token_is_one_tensor_for_all_groups_of_a_thread(ops):
     order = ops.order()
     assert ops.order() is order and ops.init("other", rank=0, size=1) is order
     assert order.dtype == torch.int64 and order.numel() == 1 and not order.is_inference()
@@ -80,6 +81,19 @@ def test_the_token_is_one_tensor_for_the_whole_process(ops):
     ops.barrier(order)
     assert order.item() == before + 3
     ops.finalize("other")
+    others = [order]
+
+    def use():
+        others.append(ops.order())
+        ops.all_reduce(torch.ones(2), others[-1])
+        assert ops.order() is others[-1]
+
+    for _ in range(2):
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+    assert others[1] is not order and others[1:] == [others[1]] * 2, "one of a thread that has ended is used again"
+    assert order.item() == before + 3
 
 
 def test_a_token_from_inference_mode_works_outside(library):

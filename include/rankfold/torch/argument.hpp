@@ -118,7 +118,7 @@ std::uint32_t check_tag(std::int64_t tag, Where&& where) {
 
 /// The order token is only there to be written, for compilers to see; it counts the collectives.
 inline void step_order(std::int64_t& token) {
-  // relaxed: no other memory depends on it. Atomic: ranks that are threads share the token.
+  // relaxed: no other memory depends on it. Atomic: threads may share a token.
   std::atomic_ref(token).fetch_add(1, std::memory_order_relaxed);
 }
 

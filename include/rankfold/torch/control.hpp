@@ -5,15 +5,14 @@
 #include <cstdint>
 #include <optional>
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include "rankfold/detail/config.hpp"
 #include "rankfold/torch/group.hpp"
 #include "rankfold/torch/loaded_once.hpp"
+#include "rankfold/torch/order_token.hpp"
 #include "rankfold/torch/version_guard.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
@@ -78,16 +77,7 @@ struct control_ops {
     return groups<Library>::get("size", text(group_name)).size();
   }
 
-  /// One for all groups: collectives block, so that their order matters across groups, too.
-  static const at::Tensor& token() {
-    static const at::Tensor* const made = [] {
-      const c10::InferenceMode off(false);  // else it could not be used outside of inference mode
-      auto* tensor = new at::Tensor(at::detail::empty_cpu({1}, c10::ScalarType::Long));
-      *tensor->mutable_data_ptr<std::int64_t>() = 0;
-      return tensor;
-    }();
-    return *made;
-  }
+  static const at::Tensor& token() { return order_token::of_this_thread(); }
 };
 
 }  // namespace torch_ops

@@ -15,6 +15,7 @@
 #include "rankfold/dtype.hpp"
 #include "rankfold/reduction.hpp"
 #include "rankfold/torch/argument.hpp"
+#include "rankfold/torch/order_token.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
@@ -90,6 +91,7 @@ void step_order(const at::Tensor& order, Where&& where) {
     refuse_order(order.numel(), order.scalar_type(), order.device(), where);
   }
   step_order(*order.mutable_data_ptr<std::int64_t>());
+  order_token::forget_version(order);
 }
 
 inline std::span<const std::int64_t> span_of(at::IntArrayRef list) {
