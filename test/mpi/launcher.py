@@ -23,6 +23,7 @@ folder = pathlib.Path(os.environ.get("RANKFOLD_MPI_FOLDER", "."))
 launchers = {"openmpi": ["mpirun.openmpi", "mpirun"], "mpich": ["mpiexec.hydra", "mpiexec.mpich", "mpiexec"]}
 titles = {"openmpi": "Open MPI", "mpich": "MPICH"}
 SPARE_SECONDS = 60  # two CPUs, many ranks
+FINALIZE_SECONDS = 3
 
 
 def launcher():
@@ -66,14 +67,17 @@ def run(ranks, command, flags=(), timeout=SPARE_SECONDS, **variables):
     return run_launcher([launcher(), "-n", str(ranks), *run_flags(), *flags, *command], timeout, variables)
 
 
-def run_launcher(command, timeout, variables=None, during=None):
-    """Runs a launcher. `during()` is called again and again meanwhile; what runs is ended when it says so."""
+def run_launcher(command, timeout, variables=None, during=None, finished=None):
+    """Runs a launcher. `during()` is called again and again meanwhile; what runs is ended when it says so.
+    Where `finished(output)` says that the ranks have done their work, they have FINALIZE_SECONDS left to end;
+    then they are ended here, and count as ended well."""
     ctypes.CDLL(None).prctl(check_leftovers.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans become ours
     before = check_leftovers.shm_files()
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="rankfold-mpi-"))
     try:
         with tempfile.TemporaryFile() as output:
             begin = time.monotonic()
+            finished_at = None
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                                      env={**environment(scratch), **(variables or {})})
             left = []
@@ -82,17 +86,25 @@ def run_launcher(command, timeout, variables=None, during=None):
                     if time.monotonic() > begin + timeout:
                         left.append(f"{timeout} s were not enough")
                         break
+                    if finished_at is None and finished and finished(text_of(output)):
+                        finished_at = time.monotonic()
+                    if finished_at is not None and time.monotonic() > finished_at + FINALIZE_SECONDS:
+                        break
                     time.sleep(0.01)
+                hangs_in_finalize = finished_at is not None and child.poll() is None
             finally:
                 stop(child)
             seconds = time.monotonic() - begin
             left += leftovers(before, scratch)
-            output.seek(0)
-            text = output.read().decode(errors="replace")
+            text = text_of(output)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     print(f"{' '.join(map(str, command))}\n{text}\nexit code {child.returncode}, {seconds:.1f} s")
-    return Result(child.returncode, text, seconds, left)
+    return Result(0 if hangs_in_finalize else child.returncode, text, seconds, left)
+
+
+def text_of(output):
+    return os.pread(output.fileno(), os.fstat(output.fileno()).st_size, 0).decode(errors="replace")
 
 
 def stop(child):

@@ -1,12 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs over several hosts, which are network namespaces: hosts.py.
+"""Programs over several hosts, which are network namespaces: hosts.py."""
 
-MPICH 4.0's MPI_Finalize hangs now and then over UCX's TCP, also in a program that has done nothing but
-MPI_Comm_dup and MPI_Allgather: one rank flushes its connections while the others wait for it and no longer answer.
-So its programs run here only where RANKFOLD_MPICH_HOSTS is set; see CONTRIBUTING.md.
-"""
-
-import os
 import time
 
 import hosts
@@ -15,8 +9,6 @@ import pytest
 
 
 def several(number):
-    if launcher.name == "mpich" and not os.environ.get("RANKFOLD_MPICH_HOSTS"):
-        pytest.skip("MPICH's MPI_Finalize hangs now and then over TCP (RANKFOLD_MPICH_HOSTS=1 runs this all the same)")
     try:
         with hosts.Hosts(number) as made:
             yield made
@@ -48,7 +40,7 @@ def test_hosts_are_apart(two):
 
 @pytest.mark.parametrize("ranks, marks", [([3, 1], "0 0 0 3"), ([2, 2], "0 0 2 2")], ids=str)
 def test_mpi_tells_who_is_on_one_host(two, ranks, marks):
-    found = two.run(ranks, [launcher.program("life"), "marks"])
+    found = two.run(ranks, [launcher.program("life"), "marks"], finished=lambda text: text.count("marks") == 4)
     assert found.code == 0
     assert sorted(launcher.lines(found, "rank ")) == [f"rank {rank}: marks {marks}" for rank in range(4)]
     assert found.left == []
@@ -56,7 +48,8 @@ def test_mpi_tells_who_is_on_one_host(two, ranks, marks):
 
 def conformance(made, program, ranks, *of):
     total = sum(ranks)
-    found = made.run(ranks, [launcher.program(program), *map(str, of or [total])], timeout=300)
+    found = made.run(ranks, [launcher.program(program), *map(str, of or [total])], timeout=300,
+                     finished=lambda text: text.count("checks hold") == total)
     assert launcher.lines(found, "FAIL") == []
     assert found.code == 0
     assert found.output.count("checks hold, 0 fail") == total
