@@ -141,6 +141,41 @@ def test_what_is_not_written_stays(pair):
         assert torch.equal(rows[1:5], x) and rows.count_nonzero() == x.count_nonzero()
 
 
+# --- wrong arguments of one's own ---
+
+UNEVEN = {"input_split_sizes": [[1, 3], [0, 2]], "output_split_sizes": [[1, 0], [3, 2]]}
+
+
+def refused(call):
+    with pytest.raises(RuntimeError) as caught:
+        call()
+    return str(caught.value)
+
+
+def wrong_splits(here):
+    """Splits that contradict x, each other or its place in memory; the other rank waits meanwhile, or does the same."""
+    ops, order, rank = here.ops, here.order, here.rank
+    splits = {name: table[rank] for name, table in UNEVEN.items()}
+    sent, received = (sum(splits[name]) for name in UNEVEN)
+    whole = torch.zeros(5, 2)
+    texts = [refused(lambda: ops.all_to_all_into_(whole[:received], whole[:sent], order, **splits))]
+    if rank == 1:
+        texts += [refused(lambda: ops.all_to_all(torch.ones(sent + 1, 2), order, **splits)),
+                  refused(lambda: ops.all_to_all(torch.ones(sent, 2), order, [3, 1], [0, 2]))]
+    return texts, ops.all_to_all(values(torch.float32, (sent, 2), rank), order, **splits)
+
+
+def test_a_wrong_call_is_refused_on_its_rank_and_can_be_made_again(pair):
+    (first, x), (second, y) = pair(wrong_splits, seconds=60)
+    for text in (first[0], second[0]):
+        assert "in place, and send_counts and recv_counts differ; expected the same numbers, or in and out apart" in text
+    assert "all_to_all (default group, rank 1 of 2): x has 3 rows, expected 2, the sum of input_split_sizes [0, 2]" in second[1]
+    assert "input_split_sizes [0, 2] sends 2 rows from this rank to itself, output_split_sizes [3, 1] expects 1" in second[2]
+    xs = [values(torch.float32, (rows, 2), rank) for rank, rows in enumerate((4, 2))]
+    for rank, result in enumerate((x, y)):
+        assert same_bits(result, collective("all_to_all", xs, rank, splits=UNEVEN["input_split_sizes"]))
+
+
 # --- ranks that do not agree: all of them get the cause, and make the group anew ---
 
 DIFFERENT = {

@@ -59,6 +59,11 @@ void all_to_all_uneven(Context& ctx, dtype type, std::size_t element_size, const
                                 std::to_string(sent.count(rank)) + " elements, but expects " +
                                 std::to_string(received.count(rank)));
   }
+  if (in == out && sent != received && sent.total() != 0 && received.total() != 0) {
+    throw std::invalid_argument(std::string(name_of(what)) +
+                                ": in place, and send_counts and recv_counts differ; expected the "
+                                "same numbers, or in and out apart");
+  }
   if (in != out || sent != received) {
     detail::check_apart(name_of(what), in, sent.total(), out, received.total());
   }

@@ -50,6 +50,12 @@ struct all_to_all_op {
         : type(x.type), send(x.count, here.size), receive(send) {
       if (from) {
         check_total(x.shape, *to, "input_split_sizes", here, where);
+        const auto own = static_cast<std::size_t>(here.rank);
+        if ((*from)[own] != (*to)[own]) {
+          refuse(where(), ": input_split_sizes ", text_of(*to), " sends ", (*to)[own],
+                 " rows from this rank to itself, output_split_sizes ", text_of(*from), " expects ",
+                 (*from)[own], "; expected the same number");
+        }
         send = block_counts(*to, x.shape);
         receive = block_counts(*from, x.shape);
       } else {

@@ -159,6 +159,31 @@ TEST_CASE("all_to_all by run-time types, even and uneven", "[collective][all_to_
   CHECK(results[1] == std::vector<std::uint8_t>{12, 13, 22, 23, 11, 12, 13, 22, 23});
 }
 
+TEST_CASE("an uneven all_to_all in place with other counts back is refused in words",
+          "[collective][all_to_all]") {
+  const auto texts = testing::run_ranks(2, [](auto& comm) -> std::string {
+    const bool first = comm.rank() == 0;
+    const std::vector<std::size_t> send =
+        first ? std::vector<std::size_t>{1, 3} : std::vector<std::size_t>{0, 2};
+    const std::vector<std::size_t> get =
+        first ? std::vector<std::size_t>{1, 0} : std::vector<std::size_t>{3, 2};
+    std::vector<std::uint8_t> data(5);
+    try {
+      comm.all_to_all(data.data(), send, data.data(), get, dtype::uint8);
+    } catch (const std::invalid_argument& e) {
+      comm.barrier();  // nothing was sent
+      return e.what();
+    }
+    return "";
+  });
+  for (const std::string& text : texts) {
+    CHECK(
+        text ==
+        "all_to_all (uneven): in place, and send_counts and recv_counts differ; expected the same "
+        "numbers, or in and out apart");
+  }
+}
+
 TEST_CASE("a pair that does not agree is a mismatch on all, with both ranks and numbers",
           "[collective][all_to_all]") {
   for (int liar = 0; liar < 3; ++liar) {
