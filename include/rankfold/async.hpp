@@ -707,9 +707,8 @@ std::size_t bytes_hint(const A& argument) {
 /// until the call is complete, the ones that it reads unchanged.
 ///
 /// Order:   collectives and `run` are carried out one after the other, in the order posted: the
-/// same
-///          on all ranks. A send or recv is carried out independently of them, and of those to and
-///          from other ranks; those of a pair of ranks and a direction in the order posted.
+///          same on all ranks. A send or recv is carried out independently of them, and of those to
+///          and from other ranks; those of a pair of ranks and a direction in the order posted.
 /// Errors:  what a call throws, its handle's wait throws. After an error that gives up the
 ///          communicator all that is under way fails with it, and later calls with aborted_error.
 ///          A wrong argument (std::invalid_argument) leaves the queue as it was.

@@ -104,12 +104,10 @@ class communicator {
   /// Folds `data` over all ranks, in place; every rank ends with the same bits.
   ///
   /// Numerics: canonical fold order, one rounding; the bits depend on neither algorithm, size,
-  /// tail,
-  ///           alignment, transport nor instruction set. See docs/numerics.md.
-  /// Cost:     up to 40 bytes 1 step of one cache line; then (P - 1) · bytes read from peers a
-  /// rank, in
-  ///           steps of a chunk; with more than two ranks, above tuning::one_shot_max_bytes,
-  ///           2 (P - 1) / P · bytes.
+  ///           tail, alignment, transport nor instruction set. See docs/numerics.md.
+  /// Cost:     up to 40 bytes 1 step of one cache line; then (P - 1) · bytes read from peers by
+  ///           each rank, in steps of a chunk; with more than two ranks, above
+  ///           tuning::one_shot_max_bytes, 2 (P - 1) / P · bytes.
   /// Throws:   see the class.
   template <element T, std::size_t N, class Op = sum, class Arch = simd::native>
     requires reduction_op<Op, T>
@@ -361,10 +359,9 @@ class communicator {
   /// Puts block r of the P blocks in the root's `in` into rank r's `out`; elsewhere `in` is not
   /// looked at and may be empty. The root's `out` is apart from `in`, or is its own block in it.
   ///
-  /// Cost: all blocks together up to 40 bytes 1 step of one cache line; then the root writes (P -
-  /// 1)
-  ///       blocks, each other rank reads its own, in steps of a chunk for all of them. The root
-  ///       does not wait.
+  /// Cost: all blocks together up to 40 bytes 1 step of one cache line; then the root writes
+  ///       (P - 1) blocks, each other rank reads its own, in steps of a chunk for all of them. The
+  ///       root does not wait.
   template <class In, std::size_t N, element T, std::size_t M>
     requires std::same_as<std::remove_const_t<In>, T>
   void scatter(std::span<In, N> in, std::span<T, M> out, int root = 0,

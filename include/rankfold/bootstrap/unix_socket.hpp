@@ -920,9 +920,9 @@ class rendezvous_peer : rendezvous_side {
 ///
 /// Collective: every rank calls it, with the same key, size and segment_bytes; rank 0 listens.
 /// Throws:     `rendezvous_error` where a rank does not arrive in time, does not fit, dies or
-/// fails: on
-///             all ranks, with the ranks and the reason; what `participant` or `interrupt` throws;
-///             `transport_error` where the system refuses something; `std::invalid_argument`.
+///             fails: on all ranks, with the ranks and the reason; what `participant` or
+///             `interrupt` throws; `transport_error` where the system refuses something;
+///             `std::invalid_argument`.
 inline void unix_socket_rendezvous(const rendezvous_options& options,
                                    rendezvous_participant& participant) {
   detail::check_rank(options.rank, options.size);

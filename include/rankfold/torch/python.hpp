@@ -87,10 +87,9 @@ class without_gil {
 /// by whatever waits.
 ///
 /// Throws: `interrupted` if a handler raised an exception, KeyboardInterrupt for one. That
-/// exception
-///         itself is put off: it cannot pass through C++ that may run more Python on its way out.
-///         Python raises it in this thread as soon as it runs again, so that a program which
-///         catches RuntimeError does not swallow a Ctrl-C.
+///         exception itself is put off: it cannot pass through C++ that may run more Python on its
+///         way out. Python raises it in this thread as soon as it runs again, so that a program
+///         which catches RuntimeError does not swallow a Ctrl-C.
 inline void check_signals() {
   // Only the main thread runs handlers; and another one, asking for the GIL while the interpreter
   // ends, would never come back.

@@ -509,8 +509,7 @@ class mpi_transport {
   /// 16 million does. Packets carry `context_key`, so that this is an error, not wrong data.
   ///
   /// Throws: `std::invalid_argument` for members that are no ranks of this transport, or a rank
-  /// that
-  ///         is not this one's place among them.
+  ///         that is not this one's place among them.
   mpi_transport child(std::span<const int> members, int rank, std::string_view key,
                       const child_options& /*options*/ = {}) const {
     auto made = std::make_unique<group>();
@@ -546,8 +545,8 @@ class mpi_transport {
   /// hierarchical_transport. MPI_Comm_split_type tells; no environment variable is asked.
   ///
   /// Collective: all ranks; asks MPI only once, and in MPI_Comm_split_type waits without a
-  /// deadline.
-  ///             A group's transport takes what the one of all ranks has found out before.
+  ///             deadline. A group's transport takes what the one of all ranks has found out
+  ///             before.
   std::vector<int> host_marks() {
     std::vector<int>& known = group_->link->host_marks;
     if (known.empty()) {
