@@ -12,7 +12,6 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <dlfcn.h>
@@ -21,6 +20,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/string_view.h>
 #include <sys/wait.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
@@ -28,6 +28,8 @@ namespace {
 
 constexpr int ranks = 2;
 constexpr std::int64_t hidden = 64;
+
+using text = c10::string_view;  // std::string_view, before torch 2.7 a type of torch's own
 
 at::Tensor inputs(std::int64_t rows) {
   return at::arange(rows * hidden).mul(37).remainder(101).sub(50).div(64).reshape({rows, hidden});
@@ -57,12 +59,11 @@ void run(int rank, const char* extension, const std::string& folder) {
   at::set_num_threads(1);  // the digest is of one order of additions
   const std::string group = "rank" + std::to_string(rank);
   const std::string key = "cpp_runtime " + std::to_string(::getppid());
-  op<std::optional<at::Tensor>(std::string_view, std::int64_t, std::int64_t, std::string_view,
-                               double)>("init")
-      .call(group, rank, ranks, key, 60);
+  op<std::optional<at::Tensor>(text, std::int64_t, std::int64_t, text, double)>("init").call(
+      group, rank, ranks, key, 60);
   torch::inductor::AOTIModelPackageLoader package(folder + "/" + group + ".pt2");
   for (const std::int64_t rows : {1, 7}) print(rank, package.run({inputs(rows)}).at(0));
-  op<void(std::string_view)>("finalize").call(group);
+  op<void(text)>("finalize").call(group);
 }
 
 }  // namespace

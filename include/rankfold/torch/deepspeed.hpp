@@ -16,7 +16,6 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -27,6 +26,7 @@
 #include "rankfold/detail/config.hpp"
 #include "rankfold/torch/library.hpp"
 #include "rankfold/torch/overload.hpp"
+#include "rankfold/torch/version_guard.hpp"
 
 #include <pybind11/pybind11.h>
 
@@ -68,15 +68,14 @@ struct deepspeed {
 
   static at::Tensor all_reduce(const at::Tensor& self) {
     static const auto op =
-        find_op<at::Tensor(const at::Tensor&, std::string_view, std::string_view, std::int64_t)>(
+        find_op<at::Tensor(const at::Tensor&, text_argument, text_argument, std::int64_t)>(
             Library::name, "all_reduce", unordered::name);
     return op.call(self, "sum", "", 0);
   }
 
   static at::Tensor& all_reduce_(at::Tensor& self) {
-    static const auto op =
-        find_op<void(at::Tensor&, std::string_view, std::string_view, std::int64_t)>(
-            Library::name, "_all_reduce_", unordered::name);
+    static const auto op = find_op<void(at::Tensor&, text_argument, text_argument, std::int64_t)>(
+        Library::name, "_all_reduce_", unordered::name);
     op.call(self, "sum", "", 0);
     return self;
   }
@@ -102,8 +101,8 @@ struct deepspeed {
           "MASTER_ADDR and MASTER_PORT, the same on all ranks");
     }
     try {
-      find_op<std::optional<at::Tensor>(std::string_view, std::int64_t, std::int64_t,
-                                        std::string_view, double)>(Library::name, "init", "")
+      find_op<std::optional<at::Tensor>(text_argument, std::int64_t, std::int64_t, text_argument,
+                                        double)>(Library::name, "init", "")
           .call("", rank, size, "deepspeed " + run.text, 0);
     } catch (const c10::Error& e) {
       throw std::runtime_error(e.what_without_backtrace());
