@@ -17,6 +17,8 @@ on every rank: the order token of docs/torch.md is a tensor of this module.
     RANKFOLD_TORCH_CFLAGS  how to compile (default: -O3 -march=native)
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import hashlib
