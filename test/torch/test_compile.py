@@ -163,6 +163,11 @@ def test_one_token_orders_all_groups(pair):
 # --- the graph and the code (one rank will do) ---
 
 
+def body_of(code):
+    """The function that calls the kernels and the ops, of what Inductor has written."""
+    return re.search(r"^( *)def call\(.*?^(?=\1\S)", code[0], re.DOTALL | re.MULTILINE)[0]
+
+
 def calls_of(order, function, *arguments, **options):
     """How many collectives with the token a compiled call makes."""
     before = order.item()
@@ -181,7 +186,7 @@ def test_linear_all_reduce_linear_has_no_copy_and_no_further_buffer(ops, order):
         for dynamic in (False, True):
             torch._dynamo.reset()
             _, code = run_and_get_code(torch.compile(model, fullgraph=True, dynamic=dynamic), torch.ones(4, 8))
-            body = code[0][code[0].index("def call("):code[0].index("runner =")]
+            body = body_of(code)
             assert len(re.findall(r"= empty_strided_cpu\(", body)) == 2, body  # the results of the two
             assert "clone" not in body and "copy_" not in body and "cpp_fused" not in body, body
             # It is called on the buffer that the first one wrote and the second one reads.
@@ -204,12 +209,12 @@ def test_sequence_parallel_layers_have_no_copy_and_no_further_buffer(ops, order)
         for dynamic in (False, True):
             torch._dynamo.reset()
             _, code = run_and_get_code(torch.compile(model, fullgraph=True, dynamic=dynamic), torch.ones(4, 8))
-            body = code[0][code[0].index("def call("):code[0].index("runner =")]
+            body = body_of(code)
             assert len(re.findall(r"= empty_strided_cpu\(", body)) == 2, body  # the results of the two matmuls
             assert "clone" not in body and "copy_" not in body and "cpp_fused" not in body, body
         out = torch.zeros(4, 16)
         result, code = run_and_get_code(torch.compile(into, fullgraph=True), torch.ones(4, 8), out)
-        body = code[0][code[0].index("def call("):code[0].index("runner =")]
+        body = body_of(code)
         assert result.data_ptr() == out.data_ptr() and torch.equal(out, first(torch.ones(4, 8)))
         assert len(re.findall(r"= empty_strided_cpu\(", body)) == 1 and "clone" not in body and "copy_" not in body, body
 
@@ -279,7 +284,9 @@ def test_two_modules_may_hold_the_token_each(ops, order):
             return ops.all_reduce(x, self.order)
 
     model = torch.nn.Sequential(Reduce(False), torch.nn.Linear(4, 4), Reduce(True))
-    assert calls_of(order, model, torch.ones(2, 4), fullgraph=True) == 2
+    before = order.item()
+    torch.compile(model, fullgraph=True)(torch.ones(2, 4)).sum().backward()
+    assert order.item() == before + 3  # with torch 2.4, the token counts them at the end of the backward pass
     with torch.inference_mode():
         assert calls_of(order, model, torch.ones(2, 4), fullgraph=True) == 2
     assert counters["stats"]["unique_graphs"] == 1
@@ -415,7 +422,7 @@ def shapes_that_change(here):
     torch._dynamo.reset()
     counters.clear()
     compiled = torch.compile(function, fullgraph=True, dynamic=True)
-    for rows, sizes in ((6, (4, 5)), (8, (7, 3)), (10, (2, 9))):
+    for rows, sizes in ((6, (4, 5)), (12, (7, 3)), (10, (2, 9))):  # 8 × 8 is a graph of its own with torch 2.4
         found, expected = (every_op(here, rows, sizes, f) for f in (compiled, function))
         torch.testing.assert_close(found, expected)
     return counters["stats"]["unique_graphs"]

@@ -22,19 +22,20 @@ OVERLOADS = {**{form: ["default", "eager", "unordered"] for form in FORMS}, "bar
 
 
 def schemas_of(op):
-    """Those of a collective's three forms, with the token and without."""
+    """Those of a collective's three forms, in the three overloads."""
     written = "Tensor(a!) out, Tensor x, " if WRITING[op].endswith("_into_") else "Tensor(a!) x, "
-    for overload, order in (("default", "Tensor(b!) order, "), ("unordered", "")):
+    for overload, order, nothing in (("default", "Tensor(b!) order, ", "()"), ("eager", "", "int"), ("unordered", "", "()")):
         rest = order + PARAMETERS[op] + 'str group="", int tag=0)'
         yield op, overload, f"(Tensor x, {rest} -> Tensor"
         yield WRITING[op], overload, f"({written}{rest} -> Tensor(a!)"
-        yield "_" + WRITING[op], overload, f"({written}{rest} -> ()"
+        yield "_" + WRITING[op], overload, f"({written}{rest} -> {nothing}"
 
 
 def test_every_op_has_the_documented_schema(library):
     schemas = {
         **{getattr(getattr(library, name), overload): schema for op in WRITING for name, overload, schema in schemas_of(op)},
         library.barrier.default: "(Tensor(a!) order, str group=\"\", int tag=0) -> ()",
+        library.barrier.eager: "(str group=\"\", int tag=0) -> ()",
         library.init.default: "(str group=\"\", int rank=-1, int size=-1, str key=\"\", float timeout=0) -> Tensor?",
         library.order.default: "() -> Tensor?",
         library.finalize.default: "(str group=\"\") -> ()",

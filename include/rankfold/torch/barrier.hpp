@@ -35,7 +35,7 @@ struct barrier_ops<Library, Overload, types<Order...>> {
              ::torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(run)));
     } else {
       m.impl(name.c_str(), ::torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(run)));
-      refuse_others(m, name);
+      refuse_others<Library>(m, name);
     }
   }
 

@@ -135,8 +135,8 @@ struct collective_ops<Op, Library, Overload, types<Order...>, types<Arguments...
     implement(Op::writing_name, DispatchKey::CompositeImplicitAutograd,
               CppFunction::makeFromBoxedFunctor(std::make_unique<writing_composite>(
                   find_op(Library::name, core.c_str(), Overload::name))));
-    refuse_others(m, overload_name<Overload>(Op::name));
-    refuse_others(m, overload_name<Overload>(core));
+    refuse_others<Library>(m, overload_name<Overload>(Op::name));
+    refuse_others<Library>(m, overload_name<Overload>(core));
   }
 
  private:
@@ -268,6 +268,7 @@ struct collective_ops<Op, Library, Overload, types<Order...>, types<Arguments...
     const auto where = [&] { return groups<Library>::where(Op::writing_name, text(group_name)); };
     check_traced(Op::writing_name, where, x, order..., arguments...);
     check_traced_tensor(out, "out", where);
+    check_out_dtype(out, x, where);
     return nothing();
   }
 

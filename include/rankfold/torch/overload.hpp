@@ -21,6 +21,7 @@
 #include <torch/library.h>
 
 #include "rankfold/detail/config.hpp"
+#include "rankfold/torch/group.hpp"
 #include "rankfold/torch/op.hpp"
 #include "rankfold/torch/version_guard.hpp"
 
@@ -76,26 +77,34 @@ void define_op(::torch::Library& m, std::string_view op, const std::string& sign
 }
 
 /// The kernel of every device and layout that has none: says what was found.
-inline void refuse_tensor(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+template <class Library>
+void refuse_tensor(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const auto values = torch::jit::last(*stack, arguments.size());
+  // "namespace::op", or "namespace::_op" of the one that graphs hold
+  std::string_view name = op.schema().name();
+  name.remove_prefix(std::string_view(Library::name).size() + 2);
+  if (name.front() == '_') name.remove_prefix(1);
+  const auto group_at = static_cast<std::size_t>(*op.schema().argumentIndexWithName("group"));
+  const std::string where = groups<Library>::where(name, values[group_at].toStringRef());
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (!values[i].isTensor()) continue;
     const at::Tensor& tensor = values[i].toTensor();
     const bool dense = tensor.layout() == c10::kStrided && !tensor.is_quantized();
-    TORCH_CHECK(dense && tensor.device().is_cpu(), op.schema().name(), ": ", arguments[i].name(),
-                " is a ", tensor.is_quantized() ? "quantized tensor" : "tensor", " of layout ",
+    TORCH_CHECK(dense && tensor.device().is_cpu(), where, ": ", arguments[i].name(), " is a ",
+                tensor.is_quantized() ? "quantized tensor" : "tensor", " of layout ",
                 tensor.layout(), " on device ", tensor.device(),
                 ", expected a dense (strided) tensor on cpu");
   }
-  TORCH_CHECK(false, op.schema().name(), ": expected dense (strided) tensors on cpu");
+  TORCH_CHECK(false, where, ": expected dense (strided) tensors on cpu");
 }
 
 /// Every device and layout but those that have a kernel.
-inline void refuse_others(::torch::Library& m, const std::string& op) {
+template <class Library>
+void refuse_others(::torch::Library& m, const std::string& op) {
   m.impl(op.c_str(),
          ::torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
-                           ::torch::CppFunction::makeFromBoxedFunction<&refuse_tensor>()));
+                           ::torch::CppFunction::makeFromBoxedFunction<&refuse_tensor<Library>>()));
 }
 
 inline c10::OperatorHandle find_op(const char* library, const char* op, const char* overload) {

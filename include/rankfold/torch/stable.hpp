@@ -139,15 +139,19 @@ void check_writable(const tensor& x, const char* name, Where&& where) {
   if (!x.contiguous()) check_apart(x.sizes(), x.strides(), name, where);
 }
 
+template <class Where>
+void check_out_dtype(const tensor& out, const tensor& x, Where&& where) {
+  if (out.type() == x.type()) return;
+  refuse_out_dtype(name_of_type(out.type()), name_of_type(x.type()), where);
+}
+
 /// Checks that `out` can take a result of that shape, of the dtype of `x`.
 template <class Where>
 void check_out(const tensor& out, std::span<const std::int64_t> shape, const tensor& x,
                Where&& where) {
   element_type(out, "out", where);
   check_writable(out, "out", where);
-  if (out.type() != x.type()) {
-    refuse_out_dtype(name_of_type(out.type()), name_of_type(x.type()), where);
-  }
+  check_out_dtype(out, x, where);
   check_out_sizes(out.sizes(), shape, where);
 }
 
@@ -381,7 +385,10 @@ struct collective_ops<Op, Library, Overload, types<Arguments...>> {
     /// What can be said of a call before there are values, and shapes that must hold for all.
     dtype check() const {
       const dtype type = element_type(x, "x", where());
-      if constexpr (has_out) element_type(out, "out", where());
+      if constexpr (has_out) {
+        element_type(out, "out", where());
+        check_out_dtype(out, x, where());
+      }
       if constexpr (Op::reduces) {
         check_operator(parse_reduction(std::get<0>(parameters).described(), where()), type,
                        where());

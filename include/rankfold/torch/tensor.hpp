@@ -113,14 +113,18 @@ void check_writable(const at::Tensor& x, const char* name, Where&& where) {
   if (!x.is_contiguous()) check_apart(span_of(x.sizes()), span_of(x.strides()), name, where);
 }
 
+template <class Where>
+void check_out_dtype(const at::Tensor& out, const at::Tensor& x, Where&& where) {
+  if (out.scalar_type() == x.scalar_type()) return;
+  refuse_out_dtype(out.scalar_type(), x.scalar_type(), where);
+}
+
 /// Checks that `out` can take a result of that shape, of the dtype of `x`.
 template <class Where>
 void check_out(const at::Tensor& out, at::IntArrayRef shape, const at::Tensor& x, Where&& where) {
   check_dense(out, "out", where);
   check_writable(out, "out", where);
-  if (out.scalar_type() != x.scalar_type()) {
-    refuse_out_dtype(out.scalar_type(), x.scalar_type(), where);
-  }
+  check_out_dtype(out, x, where);
   check_out_sizes(span_of(out.sizes()), span_of(shape), where);
 }
 
