@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // rankfold's collectives, called from C++, over shared memory or, with threads=P, between the
 // threads of this process. Other options: the fields of rankfold::tuning, workspace_bytes, spin_us,
-// algorithm.
+// algorithm, and tune=1 to have the tuning measured.
 #include "rankfold/rankfold.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -56,16 +58,13 @@ void work(const bench::arguments& arguments) {
   for (const auto& [key, value] : arguments.options) {
     if (key == "algorithm") {
       call.algorithm = algorithm_named(value);
-    } else if (key == "inline_max_bytes") {
-      options.tune.inline_max_bytes = std::stoul(value);
-    } else if (key == "one_shot_max_bytes") {
-      options.tune.one_shot_max_bytes = std::stoul(value);
-    } else if (key == "chunk_bytes") {
-      options.tune.chunk_bytes = std::stoul(value);
-    } else if (key == "exchange_chunk_bytes") {
-      options.tune.exchange_chunk_bytes = std::stoul(value);
-    } else if (key == "rooted_chunk_bytes") {
-      options.tune.rooted_chunk_bytes = std::stoul(value);
+    } else if (const auto field = std::find_if(
+                   std::begin(rankfold::tuning_fields), std::end(rankfold::tuning_fields),
+                   [&](const rankfold::tuning_field& f) { return f.name == key; });
+               field != std::end(rankfold::tuning_fields)) {
+      options.tune.*field->value = std::stoul(value);
+    } else if (key == "tune") {
+      options.tuner.measure = value == "1";
     } else if (key == "workspace_bytes") {
       shm.workspace_bytes = std::stoul(value);
     } else if (key == "threads") {

@@ -39,16 +39,21 @@
 #include "rankfold/reduction.hpp"
 #include "rankfold/split.hpp"
 #include "rankfold/transport.hpp"
+#include "rankfold/tuner.hpp"
 #include "rankfold/tuning.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
-/// Options of a communicator. `tune` must be the same on every rank; the rest is each rank's own.
+/// Options of a communicator. `tune` must be the same on every rank, and so must what `tuner` asks
+/// for; the rest is each rank's own.
 struct communicator_options {
   /// A call that has not completed after this time throws timeout_error. Default: RANKFOLD_TIMEOUT
   /// (seconds, such as 30 or 0.5), else 5 minutes.
   std::chrono::milliseconds timeout = default_timeout();
   tuning tune = {};
+  /// Whether to measure, when the communicator is made, what of `tune` to replace. Default: what
+  /// RANKFOLD_TUNE and RANKFOLD_TUNING_FILE say, else not to.
+  tuner_options tuner = default_tuner();
   /// Called about ten times a second while a call sleeps; what it throws ends the call.
   std::function<void()> interrupt = {};
   /// How long a rank stays awake before it sleeps, where every rank has a CPU of its own: a 32nd of
@@ -83,14 +88,19 @@ concept element = std::is_trivially_copyable_v<T> && !std::is_const_v<T>;
 template <transport Transport>
 class communicator {
  public:
-  /// Takes over `transport`. Does not wait for the peers.
+  /// Takes over `transport`. Waits for the peers only if `options.tuner` is on: then a collective
+  /// call of about `options.tuner.budget`, with the errors of one.
+  template <class Arch = simd::native>
   explicit communicator(Transport transport, communicator_options options = {})
-      : context_(make_context(std::move(transport), std::move(options))) {}
+      : communicator(make<Arch>(std::move(transport), std::move(options))) {}
 
   int rank() const { return ctx().rank(); }
   int size() const { return ctx().size(); }
   const Transport& transport() const { return ctx().transport(); }
   const rankfold::tuning& tuning() const { return ctx().tuning(); }
+  /// What came of measuring it, for people, the same text on all ranks; empty where
+  /// `communicator_options::tuner` was off.
+  const std::string& tuning_report() const noexcept { return tuning_report_; }
   std::chrono::milliseconds timeout() const { return ctx().timeout(); }
   /// For later calls of this rank; `milliseconds::max()` is as good as none.
   void set_timeout(std::chrono::milliseconds timeout) {
@@ -539,25 +549,29 @@ class communicator {
   ///             Whatever one rank throws gives up this communicator on all.
   communicator split(int color, int key = 0) { return split(color, key, inherited_options()); }
 
-  /// The same with options of the group's own: `options.tune` is the same on all of its ranks.
+  /// The same with options of the group's own: `options.tune` and `options.tuner` are the same on
+  /// all of its ranks. Without them, a group has the tuning of this communicator, and measures
+  /// none.
+  template <class Arch = simd::native>
   communicator split(int color, int key, communicator_options options) {
     if (color < 0) {
       throw std::invalid_argument("split: color " + std::to_string(color) +
                                   "; expected 0 or more, or split_or_none for a rank that joins no "
                                   "group");
     }
-    return std::move(*split_or_none(color, key, std::move(options)));
+    return std::move(*split_or_none<Arch>(color, key, std::move(options)));
   }
 
   /// The same for ranks that may join no group: nothing for a negative color, such as `undefined`.
   std::optional<communicator> split_or_none(int color, int key = 0) {
     return split_or_none(color, key, inherited_options());
   }
+  template <class Arch = simd::native>
   std::optional<communicator> split_or_none(int color, int key, communicator_options options) {
     check_options(options);
     std::optional<Transport> group = collectives::split(ctx(), color, key);
     if (!group) return std::nullopt;
-    return std::optional<communicator>(std::in_place, std::move(*group), std::move(options));
+    return make<Arch>(std::move(*group), std::move(options));
   }
 
   /// Gives the communicator up on all ranks: calls that wait and later calls throw aborted_error
@@ -586,12 +600,22 @@ class communicator {
     return *context_;
   }
 
-  static std::unique_ptr<context<Transport>> make_context(Transport transport,
-                                                          communicator_options options) {
+  explicit communicator(std::unique_ptr<context<Transport>> context)
+      : context_(std::move(context)) {}
+
+  /// A template on the instruction set, as all that leads to a kernel.
+  template <class Arch>
+  static communicator make(Transport transport, communicator_options options) {
     check_options(options);
-    return std::make_unique<context<Transport>>(
+    communicator made(std::make_unique<context<Transport>>(
         std::move(transport), options.tune,
-        wait_options{options.timeout, options.spin, std::move(options.interrupt)});
+        wait_options{options.timeout, options.spin, std::move(options.interrupt)}));
+    if (options.tuner.is_on()) {
+      constexpr sum op;
+      made.tuning_report_ =
+          collectives::tune(made.ctx(), options.tuner, reducer_of<float, sum, Arch>(op));
+    }
+    return made;
   }
 
   static void check_options(const communicator_options& options) { check_timeout(options.timeout); }
@@ -607,6 +631,7 @@ class communicator {
     const wait_options& waiting = ctx().waiting();
     return {.timeout = waiting.timeout,
             .tune = ctx().tuning(),
+            .tuner = {},
             .interrupt = waiting.interrupt,
             .spin = std::chrono::duration_cast<std::chrono::microseconds>(waiting.spin)};
   }
@@ -658,6 +683,7 @@ class communicator {
   }
 
   std::unique_ptr<context<Transport>> context_;
+  std::string tuning_report_;
 };
 
 RANKFOLD_END_NAMESPACE

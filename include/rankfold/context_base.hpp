@@ -107,6 +107,12 @@ class context_base {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
   const rankfold::tuning& tuning() const noexcept { return tuning_; }
+  /// For later calls. All ranks set the same between the same two calls: it is the tuning of
+  /// creation that they have compared.
+  void set_tuning(const rankfold::tuning& tune) noexcept {
+    tuning_ = tune;
+    tuning_.inline_max_bytes = (std::min)(tuning_.inline_max_bytes, inline_capacity);
+  }
   std::chrono::milliseconds timeout() const noexcept { return waiting_.timeout; }
   /// For later calls; `milliseconds::max()` is as good as none.
   void set_timeout(std::chrono::milliseconds timeout) noexcept {
@@ -255,13 +261,12 @@ class context_base {
   };
 
   context_base(int rank, int size, const rankfold::tuning& tune, wait_options waiting)
-      : tuning_(tune),
-        waiting_(std::move(waiting)),
+      : waiting_(std::move(waiting)),
         rank_(rank),
         size_(size),
         generation_(fork_generation()),
         inputs_(static_cast<std::size_t>(size)) {
-    tuning_.inline_max_bytes = (std::min)(tuning_.inline_max_bytes, inline_capacity);
+    set_tuning(tune);
     tuning_hash_ = tuning_.hash();
     waiting_.spin = (std::min)(waiting_.spin, slice);
     set_timeout(waiting_.timeout);

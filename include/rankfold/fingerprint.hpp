@@ -32,6 +32,7 @@ enum class collective : std::uint8_t {
   all_to_all_uneven,
   send_recv,
   split,
+  tune,
 };
 
 /// How a collective is carried out. `automatic` picks by size; the others are for measurements and
@@ -79,6 +80,8 @@ constexpr std::string_view name_of(collective c) noexcept {
       return "send/recv";
     case collective::split:
       return "split";
+    case collective::tune:
+      return "tune";
   }
   return "unknown operation";
 }
@@ -167,6 +170,11 @@ struct fingerprint {
     const auto operator_id = static_cast<std::uint32_t>(words[1]);
     const auto root = words[1] >> 32 & 0xfff;
     std::string text(name_of(what()));
+    if (what() == collective::tune) {
+      return text.append(
+          " (when the communicator is made, as tuner_options, RANKFOLD_TUNE or "
+          "RANKFOLD_TUNING_FILE ask for: alike on all ranks)");
+    }
     if (is_uneven(what())) {
       // Of its counts, which ranks need not know of each other, there is only a user's size.
       text.append(" of ");

@@ -176,6 +176,13 @@ class context<hierarchical_transport<Memory, Message>>
   const hierarchical_transport<Memory, Message>& transport() const noexcept { return holder::held; }
   const host_layout& layout() const noexcept { return holder::held.layout(); }
 
+  /// As in context_base.hpp, for the steps of all groups.
+  void set_tuning(const rankfold::tuning& tune) noexcept {
+    flat::set_tuning(tune);
+    local_->set_tuning(tune);
+    if (rail_) rail_->set_tuning(tune);
+  }
+
   /// The steps among the ranks of this host.
   local_context& local() noexcept { return *local_; }
   std::size_t local_half_bytes() const noexcept { return local_->half_bytes(); }

@@ -14,5 +14,7 @@
 #include "rankfold/transport/self.hpp"
 #include "rankfold/transport/shm.hpp"
 #include "rankfold/transport/threads.hpp"
+#include "rankfold/tuner.hpp"
 #include "rankfold/tuning.hpp"
+#include "rankfold/tuning_file.hpp"
 #include "rankfold/version.hpp"

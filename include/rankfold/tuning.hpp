@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <string_view>
 
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/segment_layout.hpp"
@@ -36,17 +38,34 @@ struct tuning {
   friend bool operator==(const tuning&, const tuning&) = default;
 
   /// What ranks compare; never 0.
-  std::uint64_t hash() const noexcept {
-    std::uint64_t h = 0xcbf29ce484222325;  // FNV-1a over the fields
-    for (const std::size_t field :
-         {inline_max_bytes, one_shot_max_bytes, chunk_bytes, exchange_chunk_bytes,
-          rooted_chunk_bytes, whole_rail_max_bytes}) {
-      for (int byte = 0; byte < 8; ++byte) {
-        h = (h ^ ((static_cast<std::uint64_t>(field) >> (8 * byte)) & 0xff)) * 0x100000001b3;
-      }
-    }
-    return h | 1;
-  }
+  std::uint64_t hash() const noexcept;
 };
+
+/// A field of a tuning, and its name in files and messages.
+struct tuning_field {
+  std::string_view name;
+  std::size_t tuning::* value;
+};
+inline constexpr tuning_field tuning_fields[] = {
+    {"inline_max_bytes", &tuning::inline_max_bytes},
+    {"one_shot_max_bytes", &tuning::one_shot_max_bytes},
+    {"chunk_bytes", &tuning::chunk_bytes},
+    {"exchange_chunk_bytes", &tuning::exchange_chunk_bytes},
+    {"rooted_chunk_bytes", &tuning::rooted_chunk_bytes},
+    {"whole_rail_max_bytes", &tuning::whole_rail_max_bytes},
+};
+static_assert(sizeof(tuning) == std::size(tuning_fields) * sizeof(std::size_t),
+              "every field of tuning belongs into the list");
+
+inline std::uint64_t tuning::hash() const noexcept {
+  std::uint64_t h = 0xcbf29ce484222325;  // FNV-1a over the fields
+  for (const tuning_field& field : tuning_fields) {
+    for (int byte = 0; byte < 8; ++byte) {
+      h = (h ^ ((static_cast<std::uint64_t>(this->*field.value) >> (8 * byte)) & 0xff)) *
+          0x100000001b3;
+    }
+  }
+  return h | 1;
+}
 
 RANKFOLD_END_NAMESPACE
