@@ -162,3 +162,30 @@ def test_launch_gives_each_rank_its_place_and_ends_with_the_first_failure():
     assert sorted(done.stdout.splitlines()) == [f"[{r}] rank {r} of 3 at 127.0.0.1" for r in range(3)]
     assert tool("launch.py", 2, "sh", "-c", "exit $((RANK * 5))").returncode == 5
     assert tool("launch.py", "--expect", "rank 0", 2, "sh", "-c", show).returncode == 1
+
+
+# --- bench/cost_model ---
+
+
+def test_the_cost_model_fits_two_ranks_and_counts_for_more(tmp_path):
+    lines = ["round,counted,place,one_way_ns,collective,dtype,bytes,contestant,median_ns,p99_ns"]
+    for collective, name, a, b in [("all_reduce", "rankfold", 0.1, 40e-6), ("broadcast", "rankfold", 0.05, 20e-6),
+                                   ("all_reduce", "openmpi", 1, 100e-6)]:
+        for size in [8, 64, 1 << 10, 8 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]:
+            for counted, error in [(1, 1), (0, 9), (0, 9)]:  # a round that does not count is not looked at
+                ns = (a + b * size) * 1e3 * error
+                lines.append(f"1,{counted},near,50,{collective},float32,{size},{name},{ns},")
+    (tmp_path / "x.csv").write_text("\n".join(lines))
+    done = subprocess.run([sys.executable, str(tools.parent / "bench/cost_model.py"), tmp_path / "x.csv"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ")[1:] for line in done.stdout.splitlines()
+            if " | " in line}
+    assert rows["rankfold, all_reduce"][:3] == ["0.10, 40.0", "0.10, 40.0", "0.10, 40.0"]
+    assert rows["Open MPI, all_reduce"][3].startswith("0%")
+    # 64 B: 1 step, 6 more lines, 1 write and 7 reads. 64 KiB: 2 waits and steps, 1 write, 2 · 7/8 reads.
+    rankfold = rows["rankfold: one_shot, two_shot"]
+    assert rankfold[1] == "0.41" and rankfold[5] == "4.40"
+    assert rankfold[4] == "2.72*"
+    # 64 B: three rounds, or six halves. 64 KiB: six halves of the latency, 7/4 of the bytes.
+    assert rows["Open MPI: the fastest of three"][1] == "3.01" and rows["Open MPI: the fastest of three"][5] == "14.5"

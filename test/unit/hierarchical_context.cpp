@@ -42,6 +42,19 @@ std::vector<std::string> failures(const std::vector<int>& marks,
 
 }  // namespace
 
+TEST_CASE("a tuning that is set counts on both levels", "[hierarchical]") {
+  const tuning set{.inline_max_bytes = 1000, .chunk_bytes = 4096};
+  const tuning expected{.inline_max_bytes = 40, .chunk_bytes = 4096};
+  run_transports_on_hosts(two_by_two, [&](simulated_hosts&& transport) {
+    context<simulated_hosts> ctx(std::move(transport), {}, {});
+    ctx.set_tuning(set);
+    if (ctx.tuning() != expected || ctx.local().tuning() != expected ||
+        ctx.rail()->tuning() != expected) {
+      throw error("another tuning");
+    }
+  });
+}
+
 TEST_CASE("an abort on one host ends the calls of all hosts", "[hierarchical]") {
   const auto said = failures(two_by_two, {.timeout = 30s}, [](auto& comm) {
     std::vector<float> x(10000);

@@ -835,6 +835,21 @@ std::vector<conformance_check> conformance_checks(conformance_run<Transport> run
         }
       });
     });
+    if (ranks == fewest || ranks == most) {
+      add("a tuning is measured, and all ranks have the same" + on, [=] {
+        communicator_options measuring;
+        measuring.tuner = {.measure = true, .budget = std::chrono::milliseconds(30)};
+        run(ranks, measuring, [&](comm& c) {
+          std::vector<std::uint64_t> hashes(static_cast<std::size_t>(ranks));
+          hashes.at(static_cast<std::size_t>(c.rank())) = c.tuning().hash();
+          c.all_gather(std::span(hashes));
+          cd::require(hashes == std::vector(hashes.size(), c.tuning().hash()),
+                      "the tunings differ");
+          cd::require(ranks == 1 || c.tuning_report().starts_with("measured for "),
+                      "the report is: " + c.tuning_report());
+        });
+      });
+    }
     add("all_reduce gives the canonical fold's bits" + on, [=] {
       run(ranks, cd::small_chunks(), [&](comm& c) {
         cd::check_all_reduce<sum, float>(c, cd::kind::sum, seed);
