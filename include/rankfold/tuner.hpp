@@ -442,14 +442,15 @@ std::string tune_by(Context& ctx, const tuner_options& options, Measure&& measur
   // The step before a turn: tells it, and what the last one took.
   const auto exchange = [&] {
     const void* const* const lines = algorithms::inline_line_exchange(ctx, &line, sizeof line);
-    tuner_line first = line;
+    tuner_turn next;
+    slowest = 0;
     for (int r = 0; r < ctx.size(); ++r) {
       tuner_line theirs;
       std::memcpy(&theirs, lines[r], sizeof theirs);
-      slowest = r == 0 ? theirs.seconds : (std::max)(slowest, theirs.seconds);
-      if (r == 0) first = theirs;
+      slowest = (std::max)(slowest, theirs.seconds);
+      if (r == 0) next = theirs.turn;
     }
-    line.turn = first.turn;
+    line.turn = next;
   };
   const auto carry_out = [&] {
     ctx.set_tuning(line.turn.of(given));
