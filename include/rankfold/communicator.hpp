@@ -19,6 +19,7 @@
 #include "rankfold/collective/all_gather.hpp"
 #include "rankfold/collective/all_reduce.hpp"
 #include "rankfold/collective/all_to_all.hpp"
+#include "rankfold/collective/allocate.hpp"
 #include "rankfold/collective/barrier.hpp"
 #include "rankfold/collective/broadcast.hpp"
 #include "rankfold/collective/gather.hpp"
@@ -38,6 +39,7 @@
 #include "rankfold/message_context.hpp"
 #include "rankfold/reduction.hpp"
 #include "rankfold/split.hpp"
+#include "rankfold/symmetric_buffer.hpp"
 #include "rankfold/transport.hpp"
 #include "rankfold/tuner.hpp"
 #include "rankfold/tuning.hpp"
@@ -537,6 +539,32 @@ class communicator {
   void recv(void* data, std::size_t count, dtype type, int source,
             const call_options& options = {}) {
     collectives::recv(ctx(), type, size_of(type), data, count, source, options);
+  }
+
+  /// Memory for `count` elements that every rank of this communicator addresses: an all_reduce of
+  /// it, or of a part of it, from tuning::symmetric_min_bytes on, in place or to memory of any
+  /// kind, skips the copy of the input that the peers would else read. Ranks may mix it with
+  /// ordinary memory as they like. On transports without shared memory, and over several hosts, it
+  /// is ordinary memory.
+  ///
+  /// Collective: all ranks, with the same count and type; may be destroyed by each when it likes.
+  /// Cost:       milliseconds; one memory mapping a rank. From the first allocate of a communicator
+  ///             on, each all_reduce of at least tuning::symmetric_min_bytes is one step of a line
+  ///             longer where all inputs lie elsewhere.
+  /// Throws:     std::invalid_argument for more than 2^46 bytes; else as a collective, and
+  ///             rendezvous_error or transport_error where the memory cannot be had. Whatever one
+  ///             rank throws but std::invalid_argument gives up this communicator on all.
+  template <element T>
+  symmetric_buffer<T> allocate(std::size_t count) {
+    return detail::make_symmetric_buffer<T>(
+        collectives::allocate(ctx(), dtype_of_v<T>, sizeof(T), count), count);
+  }
+
+  /// Run-time types: as bytes.
+  symmetric_buffer<std::byte> allocate(std::size_t count, dtype type) {
+    const std::size_t size = size_of(type);
+    return detail::make_symmetric_buffer<std::byte>(collectives::allocate(ctx(), type, size, count),
+                                                    count * size);
   }
 
   /// Forms groups: the ranks that pass the same `color` (0 or more) get a communicator of their

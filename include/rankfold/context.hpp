@@ -50,6 +50,7 @@
 #include "rankfold/detail/partition.hpp"
 #include "rankfold/detail/segment_layout.hpp"
 #include "rankfold/detail/spin_wait.hpp"
+#include "rankfold/detail/symmetric_allocation.hpp"
 #include "rankfold/detail/text.hpp"
 #include "rankfold/transport.hpp"
 #include "rankfold/tuning.hpp"
@@ -70,6 +71,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
       : base(transport.rank(), transport.size(), tune, std::move(waiting)),
         transport_(std::move(transport)),
         peers_(static_cast<std::size_t>(size_)),
+        places_(static_cast<std::size_t>(size_)),
         pairs_(rank_, segments(), transport_.segment_size(), Transport::crosses_processes) {
     for (int r = 0; r < size_; ++r) {
       std::byte* segment = transport_.segment(r);
@@ -175,6 +177,18 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   const std::byte* payload(int peer) const noexcept {
     return peers_[static_cast<std::size_t>(peer)].lines[step_ % detail::flag_lines].payload;
   }
+
+  // --- for memory that the ranks allocate together, where the transport has it
+  // -----------------------------------------------------------------------------
+
+  detail::symmetric_allocations& symmetric() noexcept
+    requires symmetric_transport<Transport>
+  {
+    return symmetric_;
+  }
+
+  /// Room for one pointer a rank: where their inputs lie in it, for a whole call.
+  const std::byte** places() noexcept { return places_.data(); }
 
   // --- for what waits outside of the steps, in the middle of a call
   // -----------------------------------------------------------------------------
@@ -554,6 +568,8 @@ class context<Transport> : public detail::context_base<context<Transport>> {
   detail::flag_line* lines_ = nullptr;
   std::uint32_t* sleepers_ = nullptr;
   std::vector<peer_view> peers_;
+  std::vector<const std::byte*> places_;
+  detail::symmetric_allocations symmetric_;
   detail::cpu_mask cpus_;
   int contacts_ = 0;
   detail::pair_channels pairs_;

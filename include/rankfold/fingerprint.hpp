@@ -33,6 +33,7 @@ enum class collective : std::uint8_t {
   send_recv,
   split,
   tune,
+  allocate,
 };
 
 /// How a collective is carried out. `automatic` picks by size; the others are for measurements and
@@ -82,6 +83,8 @@ constexpr std::string_view name_of(collective c) noexcept {
       return "split";
     case collective::tune:
       return "tune";
+    case collective::allocate:
+      return "allocate";
   }
   return "unknown operation";
 }

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -17,6 +16,7 @@
 
 #include "rankfold/algorithm/inline_line.hpp"
 #include "rankfold/detail/config.hpp"
+#include "rankfold/detail/meeting_options.hpp"
 #include "rankfold/detail/random_key.hpp"
 #include "rankfold/dtype.hpp"
 #include "rankfold/error.hpp"
@@ -81,7 +81,6 @@ auto split(Context& ctx, int color, int key) {
   const auto call =
       fingerprint::of(collective::split, 0, dtype::user, 0, algorithm::automatic, 0, 0);
   ctx.run(call, [&] {
-    const auto deadline = ctx.deadline_of_call();
     detail::split_entry own{color < 0 ? undefined : color, key, {}};
     detail::fill_random(own.random);
     const void* const* const inputs = algorithms::inline_line_exchange(ctx, &own, sizeof own);
@@ -91,14 +90,8 @@ auto split(Context& ctx, int color, int key) {
     }
     if (color >= 0) {
       const detail::split_group group = detail::group_of(entries, ctx.rank());
-      const auto left =
-          std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-      const child_options options{.timeout = (std::max)(left, std::chrono::milliseconds(1)),
-                                  .interrupt = [&ctx] {
-                                    if (ctx.waiting().interrupt) ctx.waiting().interrupt();
-                                    ctx.check_peers();
-                                  }};
-      made.emplace(ctx.transport().child(group.members, group.rank, group.key, options));
+      made.emplace(ctx.transport().child(group.members, group.rank, group.key,
+                                         detail::meeting_options(ctx)));
     }
     ctx.next_step();
     ctx.publish();

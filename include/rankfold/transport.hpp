@@ -12,6 +12,7 @@
 #include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "rankfold/detail/config.hpp"
 
@@ -111,6 +112,31 @@ concept splittable_transport =
     transport<T> && requires(const T& t, std::span<const int> members, int rank,
                              std::string_view key, const child_options& options) {
       { t.child(members, rank, key, options) } -> std::same_as<T>;
+    };
+
+/// Memory of which every rank of a transport has a part, as one of them sees it.
+struct symmetric_memory {
+  std::vector<std::byte*> parts;      // of each rank, as mapped here
+  std::shared_ptr<const void> owner;  // all parts stay mapped as long as this lives
+};
+
+/// A transport whose ranks can get more memory that all of them address: what
+/// communicator::allocate asks of a transport.
+///
+/// Model requirements:
+/// - `allocate(bytes, key, options)` gives each rank a part of `bytes` bytes, a multiple of 4096:
+///   page-aligned, writable and zero but for its first 64 bytes, which are of the library. Called
+///   by all ranks, with the same `bytes` and `key`; `key` and `options` are as for `child`.
+/// - What it returns may outlive the transport, on each rank by itself: parts stay as they are
+/// until
+///   the last rank has let them go.
+/// - Where the ranks do not come together in time, or one cannot, all throw a rankfold::error, and
+///   nothing is left behind. What `options.interrupt` throws is passed on.
+template <class T>
+concept symmetric_transport =
+    memory_transport<T> &&
+    requires(const T& t, std::size_t bytes, std::string_view key, const child_options& options) {
+      { t.allocate(bytes, key, options) } -> std::same_as<symmetric_memory>;
     };
 
 /// The largest notice that a message transport is asked to announce, in bytes.

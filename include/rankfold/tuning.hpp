@@ -30,6 +30,10 @@ struct tuning {
   /// less than a quarter of a chunk.
   std::size_t rooted_chunk_bytes = 128 * 1024;
 
+  /// An all_reduce of at least this many bytes looks for inputs that lie in memory from
+  /// communicator::allocate; what is shorter is staged wherever it lies.
+  std::size_t symmetric_min_bytes = 32 * 1024;
+
   /// Over several hosts, each rank exchanges up to this many bytes as a whole with the ranks of its
   /// place on the other hosts (where not all hosts have as many ranks, one rank a host does, for
   /// all); above it a slice.
@@ -52,6 +56,7 @@ inline constexpr tuning_field tuning_fields[] = {
     {"chunk_bytes", &tuning::chunk_bytes},
     {"exchange_chunk_bytes", &tuning::exchange_chunk_bytes},
     {"rooted_chunk_bytes", &tuning::rooted_chunk_bytes},
+    {"symmetric_min_bytes", &tuning::symmetric_min_bytes},
     {"whole_rail_max_bytes", &tuning::whole_rail_max_bytes},
 };
 static_assert(sizeof(tuning) == std::size(tuning_fields) * sizeof(std::size_t),

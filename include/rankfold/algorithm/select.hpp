@@ -47,10 +47,8 @@ algorithm select_in_full(const Context& ctx, collective what, algorithm asked, s
                                 std::string(name_of(asked)) + ' ' + why);
   };
   const auto ranks = static_cast<std::size_t>(ctx.size());
-  const std::size_t two_shot_need =
-      (ranks + 1) * detail::elements_per_line(element_size) * element_size;
   const bool has_two_shot = what == collective::all_reduce || what == collective::reduce;
-  const bool can_two_shot = has_two_shot && two_shot_need <= ctx.half_bytes();
+  const bool can_two_shot = has_two_shot && detail::has_room_for_two_shot(ctx, element_size);
   const bool fits_line = !is_uneven(what) && bytes <= ctx.tuning().inline_max_bytes;
   const bool has_slots =
       what == collective::reduce_scatter || what == collective::reduce_scatter_uneven;

@@ -23,11 +23,17 @@ inline constexpr int everyone = -1;
 /// wait it fetches the other ranks' slices of chunk c - 1, if the result is for it, and reduces its
 /// own slice of chunk c, into the half of the step to come.
 ///
+/// Rank r whose input its peers read where it lies, at places[r], stages nothing but its reduced
+/// slices; where all are such ranks, the step in which they said so serves as the first. Slice r of
+/// an input is read by rank r alone, before the step in which it hands out what it made of it: so
+/// nobody reads what a rank has seen reduced, and nothing after the last wait. `places` is null
+/// where all stage.
+///
 /// With a root, the last step has nothing to read for the others, who do not wait: next_step of the
 /// next call does, before it writes over what the root reads.
 template <class Context>
 void two_shot(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
-              std::size_t count, int root) {
+              std::size_t count, int root, const std::byte* const* places) {
   const std::size_t size = reducer.element_size;
   const auto ranks = static_cast<std::size_t>(ctx.size());
   const auto rank = static_cast<std::size_t>(ctx.rank());
@@ -53,39 +59,45 @@ void two_shot(Context& ctx, const kernel::reducer& reducer, const void* in, void
     s.begin += begin;
     return s;
   };
+  const auto lies = [&](std::size_t r) { return places != nullptr && places[r] != nullptr; };
+  const bool all_lie =
+      places != nullptr && std::find(places, places + ranks, nullptr) == places + ranks;
   const std::byte* const source = static_cast<const std::byte*>(in);
   std::byte* const target = static_cast<std::byte*>(out);
 
   for (std::size_t c = 0; c <= chunks; ++c) {
-    ctx.next_step();
-    if (c < chunks) {
-      for (std::size_t r = 0; r < ranks; ++r) {
-        if (r == rank) continue;
-        const detail::slice s = slice_in(c, r);
-        kernel::copy(ctx.half(ctx.rank()) + r * slice_limit * size, source + s.begin * size,
-                     s.count * size);
-        ctx.give(static_cast<int>(r), r * slice_limit * size, s.count * size);
+    if (c > 0 || !all_lie) {
+      ctx.next_step();
+      if (c < chunks && !lies(rank)) {
+        for (std::size_t r = 0; r < ranks; ++r) {
+          if (r == rank) continue;
+          const detail::slice s = slice_in(c, r);
+          kernel::copy(ctx.half(ctx.rank()) + r * slice_limit * size, source + s.begin * size,
+                       s.count * size);
+          ctx.give(static_cast<int>(r), r * slice_limit * size, s.count * size);
+        }
       }
-    }
-    if (c > 0 && gives) {
-      const std::size_t bytes = slice_in(c - 1, rank).count * size;
-      if (root == everyone) {
-        ctx.give_all(reduced_offset, bytes);
-      } else {
-        ctx.give(root, reduced_offset, bytes);
+      if (c > 0 && gives) {
+        const std::size_t bytes = slice_in(c - 1, rank).count * size;
+        if (root == everyone) {
+          ctx.give_all(reduced_offset, bytes);
+        } else {
+          ctx.give(root, reduced_offset, bytes);
+        }
       }
+      ctx.publish();
+      if (c == chunks && !gets) break;
+      ctx.wait_all();
     }
-    ctx.publish();
-    if (c == chunks && !gets) break;
-    ctx.wait_all();
     if (c < chunks) {
       const detail::slice s = slice_in(c, rank);
       std::byte* const reduced = ctx.next_half() + reduced_offset;
       for (std::size_t begin = 0; begin < s.count; begin += piece) {
         const std::size_t now = (std::min)(piece, s.count - begin);
         const void** const inputs = ctx.inputs();
-        for (int r = 0; r < ctx.size(); ++r) {
-          inputs[r] = ctx.half(r) + (rank * slice_limit + begin) * size;
+        for (std::size_t r = 0; r < ranks; ++r) {
+          inputs[r] = lies(r) ? places[r] + (s.begin + begin) * size
+                              : ctx.half(static_cast<int>(r)) + (rank * slice_limit + begin) * size;
         }
         inputs[rank] = source + (s.begin + begin) * size;
         std::byte* const to = gets ? target + (s.begin + begin) * size : reduced + begin * size;
@@ -105,18 +117,19 @@ void two_shot(Context& ctx, const kernel::reducer& reducer, const void* in, void
 }
 
 /// Cost: ⌈bytes / chunk⌉ + 1 steps, one wait each; a rank writes `bytes` to its segment and reads
-/// 2 (P - 1) / P · `bytes` from its peers'.
+/// 2 (P - 1) / P · `bytes` from its peers'. From a rank in `places` they read as much, of which it
+/// writes a P-th; with all ranks there, ⌈bytes / chunk⌉ steps.
 template <class Context>
 void two_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
-                         std::size_t count) {
-  two_shot(ctx, reducer, in, out, count, everyone);
+                         std::size_t count, const std::byte* const* places = nullptr) {
+  two_shot(ctx, reducer, in, out, count, everyone, places);
 }
 
 /// Cost: as two_shot_all_reduce for the root; the other ranks read (P - 1) / P · `bytes`.
 template <class Context>
 void two_shot_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
                      std::size_t count, int root) {
-  two_shot(ctx, reducer, in, out, count, root);
+  two_shot(ctx, reducer, in, out, count, root, nullptr);
 }
 
 }  // namespace algorithms

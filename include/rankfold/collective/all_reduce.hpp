@@ -6,6 +6,7 @@
 #include "rankfold/algorithm/inline_line.hpp"
 #include "rankfold/algorithm/one_shot.hpp"
 #include "rankfold/algorithm/select.hpp"
+#include "rankfold/algorithm/symmetric.hpp"
 #include "rankfold/algorithm/two_level.hpp"
 #include "rankfold/algorithm/two_shot.hpp"
 #include "rankfold/detail/buffers.hpp"
@@ -35,8 +36,16 @@ void all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, vo
   const auto on_one_level = [&](auto& context, algorithm chosen) {
     if (chosen == algorithm::inline_line) {
       algorithms::inline_line_all_reduce(context, reducer, in, out, count);
-    } else if (chosen == algorithm::two_shot && context.size() > 1) {
-      algorithms::two_shot_all_reduce(context, reducer, in, out, count);
+      return;
+    }
+    const std::byte* const* places = nullptr;
+    if constexpr (requires { context.symmetric(); }) {
+      if (algorithms::tells_places(context, chosen, bytes, reducer.element_size)) [[unlikely]] {
+        places = algorithms::exchange_places(context, in, bytes);
+      }
+    }
+    if (places != nullptr || (chosen == algorithm::two_shot && context.size() > 1)) {
+      algorithms::two_shot_all_reduce(context, reducer, in, out, count, places);
     } else {
       algorithms::one_shot_all_reduce(context, reducer, in, out, count);
     }

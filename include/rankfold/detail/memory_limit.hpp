@@ -215,9 +215,10 @@ inline void check_memory(std::uint64_t need, const std::string& what,
                          const std::string& root = "") {
   const memory_limit limit = available_memory(root);
   if (need > limit.available) {
-    throw transport_error("rankfold: no memory for " + what + ": need " + bytes_text(need) +
-                          ", have " + bytes_text(limit.available) + ", a limit set by " +
-                          limit.set_by + "; ask for a smaller workspace_bytes or raise the limit");
+    throw transport_error(
+        "rankfold: no memory for " + what + ": need " + bytes_text(need) + ", have " +
+        bytes_text(limit.available) + ", a limit set by " + limit.set_by +
+        "; ask for less (workspace_bytes, or what is allocated) or raise the limit");
   }
 }
 

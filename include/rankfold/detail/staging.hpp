@@ -36,6 +36,13 @@ std::size_t rooted_bytes(const Context& ctx, std::size_t bytes) {
   return staging_bytes(ctx, (std::min)(most, quarter));
 }
 
+/// Whether the least that two_shot.hpp cuts fits in a half: P + 1 slices of whole cache lines.
+template <class Context>
+bool has_room_for_two_shot(const Context& ctx, std::size_t element_size) {
+  const auto slices = static_cast<std::size_t>(ctx.size()) + 1;
+  return slices * elements_per_line(element_size) * element_size <= ctx.half_bytes();
+}
+
 /// How many elements of `element_size` bytes fit in `bytes`, in whole cache lines where they can; 0
 /// if not one fits.
 constexpr std::size_t elements_in(std::size_t bytes, std::size_t element_size) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -56,9 +57,17 @@ class self_transport {
     return {};
   }
 
+  /// Memory for a rank alone.
+  symmetric_memory allocate(std::size_t bytes, std::string_view /*key*/,
+                            const child_options& /*options*/) const {
+    const auto part = std::make_shared<const detail::mapping>(detail::mapping::anonymous(bytes));
+    return {{part->data()}, part};
+  }
+
  private:
   detail::mapping segment_;
 };
-static_assert(memory_transport<self_transport> && splittable_transport<self_transport>);
+static_assert(memory_transport<self_transport> && splittable_transport<self_transport> &&
+              symmetric_transport<self_transport>);
 
 RANKFOLD_END_NAMESPACE

@@ -2,11 +2,11 @@
 // The transport of ranks that are processes of one host, over shared memory without a name.
 #pragma once
 
-#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -14,24 +14,16 @@
 #include <utility>
 #include <vector>
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-
 #include "rankfold/assert.hpp"
 #include "rankfold/bootstrap/environment.hpp"
 #include "rankfold/bootstrap/unix_socket.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/file_descriptor.hpp"
 #include "rankfold/detail/fork_generation.hpp"
-#include "rankfold/detail/memory_limit.hpp"
 #include "rankfold/detail/process_life.hpp"
+#include "rankfold/detail/segment_file.hpp"
 #include "rankfold/detail/segment_layout.hpp"
 #include "rankfold/detail/segment_memory.hpp"
-#include "rankfold/detail/text.hpp"
 #include "rankfold/error.hpp"
 #include "rankfold/transport.hpp"
 
@@ -91,18 +83,13 @@ class shm_transport {
     const std::size_t bytes = detail::checked_segment_bytes(options.workspace_bytes, size);
     shm_transport made(rank, size, bytes, options);
     meeting participant(made);
-    if (size == 1) {
-      participant.create();
-    } else {
-      unix_socket_rendezvous({.key = std::string(key),
-                              .rank = rank,
-                              .size = size,
-                              .segment_bytes = bytes,
-                              .timeout = options.timeout,
-                              .socket_path = std::move(options.socket_path),
-                              .interrupt = std::move(options.interrupt)},
-                             participant);
-    }
+    meet(participant, {.key = std::string(key),
+                       .rank = rank,
+                       .size = size,
+                       .segment_bytes = bytes,
+                       .timeout = options.timeout,
+                       .socket_path = std::move(options.socket_path),
+                       .interrupt = std::move(options.interrupt)});
     return made;
   }
 
@@ -148,6 +135,20 @@ class shm_transport {
                    std::move(how));
   }
 
+  /// More memory: the ranks meet as for a group, and hand each other a descriptor of each part.
+  symmetric_memory allocate(std::size_t bytes, std::string_view key,
+                            const child_options& options) const {
+    memory_meeting participant(*this, bytes);
+    meet(participant, {.key = "memory " + std::string(key),
+                       .rank = rank_,
+                       .size = size_,
+                       .segment_bytes = bytes,
+                       .timeout = options.timeout,
+                       .socket_path = child_path(key),
+                       .interrupt = options.interrupt});
+    return participant.taken();
+  }
+
   /// Whether this is of use: not moved from, and not the copy of a forked child.
   bool valid() const noexcept {
     return !ranks_.empty() && ranks_[static_cast<std::size_t>(rank_)].segment.data() != nullptr &&
@@ -163,28 +164,12 @@ class shm_transport {
   /// This rank at the rendezvous.
   class meeting final : public rendezvous_participant {
    public:
-    explicit meeting(shm_transport& transport) : transport_(transport) {}
+    explicit meeting(shm_transport& transport)
+        : transport_(transport), file_{transport.size_, transport.segment_bytes_} {}
 
     shared_segment create() override {
-      const auto bytes = static_cast<std::uint64_t>(transport_.segment_bytes_);
-      // Rank 0 comes first and looks for all: each alone would find room that the next one needs
-      // too.
-      if (transport_.rank_ == 0) {
-        const auto size = static_cast<std::uint64_t>(transport_.size_);
-        detail::check_memory(bytes * size,
-                             std::to_string(size) + " segments of " + detail::bytes_text(bytes));
-      } else {
-        detail::check_memory(bytes, "a segment");
-      }
       shared_segment made;
-      made.memory = make_memory(transport_.segment_bytes_);
-      rank_entry& own = transport_.entry(transport_.rank_);
-      own.segment = map(made.memory, transport_.segment_bytes_);
-      reserve(made.memory, own.segment);
-      detail::init_segment(own.segment.data(), transport_.rank_, transport_.size_);
-      if (::fcntl(made.memory.get(), F_ADD_SEALS, wanted_seals) != 0) {
-        detail::throw_errno("a segment cannot be sealed", errno);
-      }
+      made.memory = file_.create(transport_.rank_, transport_.entry(transport_.rank_).segment);
       if (transport_.size_ > 1) {
         detail::process_life life = detail::open_process_life();
         transport_.life_ = std::move(life.held);
@@ -194,98 +179,49 @@ class shm_transport {
     }
 
     void adopt(int rank, shared_segment given) override {
-      const std::string who = "rankfold: rank " + std::to_string(transport_.rank_) +
-                              ": the memory of rank " + std::to_string(rank);
-      if (rank < 0 || rank >= transport_.size_ || rank == transport_.rank_ ||
-          transport_.entry(rank).segment.data() != nullptr) {
-        throw rendezvous_error(who + " was not expected");
-      }
-      struct ::stat status{};
-      if (::fstat(given.memory.get(), &status) != 0) {
-        detail::throw_errno("a segment cannot be looked at", errno);
-      }
-      if (!S_ISREG(status.st_mode) ||
-          status.st_size != static_cast<::off_t>(transport_.segment_bytes_)) {
-        throw rendezvous_error(who + " has " + std::to_string(status.st_size) +
-                               " bytes, expected " + std::to_string(transport_.segment_bytes_));
-      }
-      // Without them its owner could cut it short and make every access here a SIGBUS.
-      const int seals = ::fcntl(given.memory.get(), F_GET_SEALS);
-      if (seals < 0 || (seals & wanted_seals) != wanted_seals) {
-        throw rendezvous_error(who + " has seals " + std::to_string(seals) +
-                               ", expected at least " + std::to_string(wanted_seals) +
-                               " (not to shrink nor to grow)");
-      }
-      detail::mapping segment = map(given.memory, transport_.segment_bytes_);
-      const detail::segment_header& header = detail::header_of(segment.data());
-      if (header.magic != detail::segment_magic || header.layout != detail::layout_version ||
-          header.rank != rank || header.size != transport_.size_) {
-        throw rendezvous_error(who + " says rank " + std::to_string(header.rank) + " of " +
-                               std::to_string(header.size) + ", layout " +
-                               std::to_string(header.layout) + ", expected rank " +
-                               std::to_string(rank) + " of " + std::to_string(transport_.size_) +
-                               ", layout " + std::to_string(detail::layout_version));
-      }
-      rank_entry& entry = transport_.entry(rank);
-      entry.segment = std::move(segment);
-      entry.life = std::move(given.life);
+      file_.adopt(transport_.rank_, rank, given.memory,
+                  [this](int r) -> detail::mapping& { return transport_.entry(r).segment; });
+      transport_.entry(rank).life = std::move(given.life);
       // given.memory closes: the mapping keeps the memory.
     }
 
    private:
-    static constexpr int wanted_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+    shm_transport& transport_;
+    detail::segment_file file_;
+  };
 
-    static detail::file_descriptor make_memory(std::size_t bytes) {
-      // Larger files would be answered with a signal.
-      ::rlimit limit{};
-      if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-          limit.rlim_cur < bytes) {
-        throw transport_error(
-            "rankfold: no memory for a segment: need " + detail::bytes_text(bytes) + ", have " +
-            detail::bytes_text(limit.rlim_cur) + ", a limit set by ulimit -f (file size)");
-      }
-      constexpr unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-      constexpr unsigned never_executed = 8;  // MFD_NOEXEC_SEAL, Linux 6.3
-      detail::file_descriptor memory(::memfd_create("rankfold", flags | never_executed));
-      if (!memory && errno == EINVAL) {
-        memory = detail::file_descriptor(::memfd_create("rankfold", flags));
-      }
-      if (!memory) detail::throw_errno("a segment cannot be made (memfd_create)", errno);
-      if (::ftruncate(memory.get(), static_cast<::off_t>(bytes)) != 0) {
-        detail::throw_errno("a segment cannot be given " + detail::bytes_text(bytes), errno);
-      }
+  /// This rank where all meet for more memory: they know already who lives.
+  class memory_meeting final : public rendezvous_participant {
+   public:
+    memory_meeting(const shm_transport& transport, std::size_t bytes)
+        : rank_(transport.rank_),
+          file_{transport.size_, bytes},
+          parts_(std::make_shared<std::vector<detail::mapping>>(
+              static_cast<std::size_t>(transport.size_))) {}
+
+    shared_segment create() override {
+      shared_segment made;
+      made.memory = file_.create(rank_, part(rank_));
+      made.life = detail::open_process_life().watched;
+      return made;
+    }
+
+    void adopt(int rank, shared_segment given) override {
+      file_.adopt(rank_, rank, given.memory, [this](int r) -> detail::mapping& { return part(r); });
+    }
+
+    symmetric_memory taken() const {
+      symmetric_memory memory{{}, parts_};
+      for (const detail::mapping& part : *parts_) memory.parts.push_back(part.data());
       return memory;
     }
 
-    static detail::mapping map(const detail::file_descriptor& memory, std::size_t bytes) {
-      void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
-      if (address == MAP_FAILED) {
-        detail::throw_errno(
-            "no address space for a segment of " + detail::bytes_text(bytes) + " (mmap)", errno);
-      }
-      return {address, bytes};
-    }
+   private:
+    detail::mapping& part(int rank) { return (*parts_)[static_cast<std::size_t>(rank)]; }
 
-    /// Takes all the memory now, by its owner and so near to it; what cannot be had is an error
-    /// here and never a SIGBUS later.
-    static void reserve(const detail::file_descriptor& memory, const detail::mapping& segment) {
-      // Best effort, and first: where the system allows huge pages, they come with the first touch.
-      constexpr std::size_t huge_page = std::size_t{2} << 20;
-      constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14
-      if (segment.size() >= huge_page) ::madvise(segment.data(), segment.size(), MADV_HUGEPAGE);
-      ::madvise(segment.data(), segment.size(), populate_write);
-      while (::fallocate(memory.get(), 0, 0, static_cast<::off_t>(segment.size())) != 0) {
-        if (errno == EINTR) continue;
-        const int code = errno;
-        const detail::memory_limit limit = detail::available_memory();
-        throw transport_error("rankfold: no memory for a segment: need " +
-                              detail::bytes_text(segment.size()) + ", have " +
-                              detail::bytes_text(limit.available) + " (" + limit.set_by +
-                              "), fallocate says " + detail::errno_text(code));
-      }
-    }
-
-    shm_transport& transport_;
+    int rank_;
+    detail::segment_file file_;
+    std::shared_ptr<std::vector<detail::mapping>> parts_;
   };
 
   shm_transport(int rank, int size, std::size_t segment_bytes, const shm_options& options)
@@ -296,6 +232,14 @@ class shm_transport {
         socket_path_(options.socket_path),
         generation_(detail::fork_generation()),
         ranks_(static_cast<std::size_t>(size)) {}
+
+  static void meet(rendezvous_participant& participant, const rendezvous_options& options) {
+    if (options.size == 1) {
+      participant.create();
+    } else {
+      unix_socket_rendezvous(options, participant);
+    }
+  }
 
   rank_entry& entry(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
 
@@ -334,6 +278,7 @@ class shm_transport {
   detail::private_descriptor life_;  // destroyed after the mark in the destructor
   std::vector<rank_entry> ranks_;    // empty when moved from
 };
-static_assert(memory_transport<shm_transport> && splittable_transport<shm_transport>);
+static_assert(memory_transport<shm_transport> && splittable_transport<shm_transport> &&
+              symmetric_transport<shm_transport>);
 
 RANKFOLD_END_NAMESPACE

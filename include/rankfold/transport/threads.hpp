@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -94,6 +95,12 @@ class threads_transport {
   threads_transport child(std::span<const int> members, int rank, std::string_view key,
                           const child_options& options) const;
 
+  /// Memory of all ranks: the first to come makes it, and each waits until all have come.
+  ///
+  /// Throws: as `child`; `transport_error` when there is no memory.
+  symmetric_memory allocate(std::size_t bytes, std::string_view key,
+                            const child_options& options) const;
+
  private:
   threads_transport(std::shared_ptr<const detail::mapping> arena, std::size_t segment_bytes,
                     int rank, int size, const threads_options& options) noexcept
@@ -112,15 +119,16 @@ class threads_transport {
 
 namespace detail {
 
-/// Where the threads of a process that are given the same key find each other. A key is here only
-/// while some of its ranks wait for the others.
+/// Where the threads of a process that are given the same key find each other, and each gets a
+/// `Share` of something. A key is here only while some of its ranks wait for the others.
+template <class Share>
 class thread_meetings {
  public:
-  /// Takes part as `rank` of `members`; returns this rank's transport when all have come. `make`
-  /// makes the transports of all, in the first to come.
+  /// Takes part as `rank` of `members`; returns this rank's share when all have come. `make` makes
+  /// the shares of all, in the first to come.
   template <class Make>
-  static threads_transport join(const std::string& key, std::span<const int> members, int rank,
-                                const child_options& options, Make&& make) {
+  static Share join(const std::string& key, std::span<const int> members, int rank,
+                    const child_options& options, Make&& make) {
     thread_meetings& all = instance();
     // A copy: the meeting may be taken out of the map by others while this rank is in it.
     std::shared_ptr<meeting> here;
@@ -134,8 +142,8 @@ class thread_meetings {
         throw rendezvous_error("rankfold: the ranks of a group do not agree on who is in it");
       }
       here->come[own] = true;
-      if (here->transports.empty()) here->transports = make();
-      threads_transport mine = std::move(here->transports[own]);
+      if (here->shares.empty()) here->shares = make();
+      Share mine = std::move(here->shares[own]);
       if (++here->count == members.size()) {
         all.forget(key, here);
         here->changed.notify_all();
@@ -158,7 +166,7 @@ class thread_meetings {
  private:
   struct meeting {
     explicit meeting(std::size_t size) : come(size) {}
-    std::vector<threads_transport> transports;
+    std::vector<Share> shares;
     std::vector<bool> come;
     std::size_t count = 0;
     std::string failure;
@@ -213,10 +221,27 @@ inline threads_transport threads_transport::child(std::span<const int> members, 
                                                   const child_options& options) const {
   const int size = static_cast<int>(members.size());
   detail::check_rank(rank, size);
-  return detail::thread_meetings::join(std::string(key), members, rank, options,
-                                       [&] { return create(size, options_); });
+  return detail::thread_meetings<threads_transport>::join(std::string(key), members, rank, options,
+                                                          [&] { return create(size, options_); });
 }
 
-static_assert(memory_transport<threads_transport> && splittable_transport<threads_transport>);
+inline symmetric_memory threads_transport::allocate(std::size_t bytes, std::string_view key,
+                                                    const child_options& options) const {
+  const auto ranks = static_cast<std::size_t>(size_);
+  std::vector<int> members(ranks);
+  std::iota(members.begin(), members.end(), 0);
+  return detail::thread_meetings<symmetric_memory>::join(
+      std::string(key), members, rank_, options, [&] {
+        detail::check_memory(bytes * ranks, std::to_string(size_) + " parts of symmetric memory");
+        const auto arena =
+            std::make_shared<const detail::mapping>(detail::mapping::anonymous(bytes * ranks));
+        symmetric_memory made{{}, arena};
+        for (std::size_t r = 0; r < ranks; ++r) made.parts.push_back(arena->data() + r * bytes);
+        return std::vector<symmetric_memory>(ranks, made);
+      });
+}
+
+static_assert(memory_transport<threads_transport> && splittable_transport<threads_transport> &&
+              symmetric_transport<threads_transport>);
 
 RANKFOLD_END_NAMESPACE
