@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // rankfold's collectives, called from C++, over shared memory or, with threads=P, between the
 // threads of this process. Other options: the fields of rankfold::tuning, workspace_bytes, spin_us,
-// algorithm, and tune=1 to have the tuning measured.
+// algorithm, symmetric=1 for buffers from communicator::allocate, and tune=1 to have the tuning
+// measured.
 #include "rankfold/rankfold.hpp"
 
 #include <algorithm>
@@ -32,7 +33,7 @@ rankfold::algorithm algorithm_named(const std::string& name) {
 
 void serve_threads(int ranks, std::size_t workspace_bytes, const bench::arguments& arguments,
                    const rankfold::communicator_options& options,
-                   const rankfold::call_options& call) {
+                   const rankfold::call_options& call, bool symmetric) {
   auto transports =
       rankfold::threads_transport::create(ranks, {.workspace_bytes = workspace_bytes});
   std::vector<std::jthread> threads;
@@ -41,7 +42,7 @@ void serve_threads(int ranks, std::size_t workspace_bytes, const bench::argument
       try {
         arguments.pin(transport.rank());
         rankfold::communicator comm{std::move(transport), options};
-        bench::serve_collectives(comm, arguments, call);
+        bench::serve_collectives(comm, arguments, call, symmetric);
       } catch (const std::exception& e) {
         std::fprintf(stderr, "%s\n", e.what());
         std::_Exit(1);
@@ -52,6 +53,7 @@ void serve_threads(int ranks, std::size_t workspace_bytes, const bench::argument
 
 void work(const bench::arguments& arguments) {
   int threads = 0;
+  bool symmetric = false;
   rankfold::communicator_options options;
   rankfold::shm_options shm;
   rankfold::call_options call;
@@ -67,6 +69,8 @@ void work(const bench::arguments& arguments) {
       options.tuner.measure = value == "1";
     } else if (key == "workspace_bytes") {
       shm.workspace_bytes = std::stoul(value);
+    } else if (key == "symmetric") {
+      symmetric = std::stoi(value) != 0;
     } else if (key == "threads") {
       threads = std::stoi(value);
     } else if (key == "spin_us") {
@@ -75,11 +79,13 @@ void work(const bench::arguments& arguments) {
       throw std::invalid_argument("unknown option " + key);
     }
   }
-  if (threads != 0) return serve_threads(threads, shm.workspace_bytes, arguments, options, call);
+  if (threads != 0) {
+    return serve_threads(threads, shm.workspace_bytes, arguments, options, call, symmetric);
+  }
   const char* const rank = std::getenv("RANK");
   arguments.pin(rank != nullptr ? std::stoi(rank) : 0);
   rankfold::communicator comm{rankfold::shm_transport::from_environment(shm), options};
-  bench::serve_collectives(comm, arguments, call);
+  bench::serve_collectives(comm, arguments, call, symmetric);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -11,11 +12,22 @@
 
 namespace bench {
 
+/// Memory from communicator::allocate.
+template <class Communicator>
+memory_source symmetric_memory(Communicator& comm) {
+  return [&comm](std::size_t bytes) {
+    const auto buffer = std::make_shared<rankfold::symmetric_buffer<std::byte>>(
+        comm.allocate(bytes, rankfold::dtype::uint8));
+    return std::shared_ptr<std::byte>(buffer, buffer->data());
+  };
+}
+
 /// Answers requests with the collectives of `comm`.
 template <class Communicator>
 void serve_collectives(Communicator& comm, const arguments& arguments,
-                       const rankfold::call_options& call) {
-  measurer measurer(comm.rank(), comm.size());
+                       const rankfold::call_options& call, bool symmetric = false) {
+  measurer measurer(comm.rank(), comm.size(),
+                    symmetric ? symmetric_memory(comm) : memory_source(ordinary_memory));
   const auto measure = [&]<class T>(const request& asked, T) {
     const std::size_t count = asked.count();
     const std::size_t block = count / static_cast<std::size_t>(comm.size());

@@ -22,6 +22,8 @@
 #include <cstring>
 #include <exception>
 #include <fstream>
+#include <functional>
+#include <memory>
 #include <new>
 #include <set>
 #include <sstream>
@@ -188,10 +190,21 @@ inline std::size_t last_level_cache_bytes() {
   return kib > 0 ? kib << 10 : std::size_t{32} << 20;
 }
 
+/// Memory whose first byte begins a cache line.
+using memory_source = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
+
+inline std::shared_ptr<std::byte> ordinary_memory(std::size_t bytes) {
+  auto* const memory = static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+  if (memory == nullptr) throw std::bad_alloc();
+  return {memory, std::free};
+}
+
 /// The caller's buffers: one that stays hot, or so many in turn that none is in any cache when its
 /// turn comes again.
 class buffers {
  public:
+  explicit buffers(memory_source source) : source_(std::move(source)) {}
+
   /// Lays the buffers out for `asked`; they hold what they held before.
   void prepare(const request& asked) {
     const std::size_t both = asked.in_place() ? 1 : 2;
@@ -202,25 +215,21 @@ class buffers {
     turn_ = 0;
     const std::size_t need = stride_ * turns_;
     if (need > size_) {
-      std::free(memory_);
-      memory_ = static_cast<std::byte*>(std::aligned_alloc(64, (need + 63) / 64 * 64));
-      if (memory_ == nullptr) throw std::bad_alloc();
+      memory_.reset();
+      memory_ = source_(need);
       size_ = need;
-      std::memset(memory_, 0, size_);
+      std::memset(memory_.get(), 0, size_);
     }
   }
-  buffers() = default;
-  buffers(const buffers&) = delete;
-  buffers& operator=(const buffers&) = delete;
-  ~buffers() { std::free(memory_); }
 
   void next() noexcept { turn_ = turn_ + 1 == turns_ ? 0 : turn_ + 1; }
-  std::byte* in() const noexcept { return memory_ + turn_ * stride_; }
+  std::byte* in() const noexcept { return memory_.get() + turn_ * stride_; }
   std::byte* out() const noexcept { return in() + out_; }
   std::size_t turns() const noexcept { return turns_; }
 
  private:
-  std::byte* memory_ = nullptr;
+  memory_source source_;
+  std::shared_ptr<std::byte> memory_;
   std::size_t size_ = 0, stride_ = 0, turns_ = 1, out_ = 0, turn_ = 0;
 };
 
@@ -278,7 +287,8 @@ class other_work {
 /// Checks and measures a contestant's `call(in, out)` on one rank.
 class measurer {
  public:
-  measurer(int rank, int size) : rank_(rank), size_(size) {}
+  measurer(int rank, int size, memory_source source = ordinary_memory)
+      : rank_(rank), size_(size), buffers_(std::move(source)) {}
 
   template <class Call>
   samples measure(const request& asked, Call&& call) {

@@ -52,8 +52,7 @@ constexpr std::size_t workspace = 32768;
 communicator<shm_transport> meet(int rank, int size, int ordinal = 0,
                                  std::chrono::milliseconds timeout = 30s) {
   // The parent's id, so that all children have the same.
-  const std::string key =
-      "allocate-" + std::to_string(::getppid()) + "-" + std::to_string(ordinal);
+  const std::string key = "allocate-" + std::to_string(::getppid()) + "-" + std::to_string(ordinal);
   return communicator(
       shm_transport::connect(key, rank, size, {.workspace_bytes = workspace, .timeout = 20s}),
       small(timeout));
@@ -82,17 +81,17 @@ int wrong_calls(Comm& comm, std::uint64_t seed) {
     const std::vector<float> wanted = reference::fold<float>(in, sum{});
     // Bit r: rank r has its input in symmetric memory.
     for (const unsigned who : {~0u, 0u, 1u, 2u, 5u}) {
-      for (const to target :
-           {to::itself, to::ordinary_memory, to::the_same_allocation, to::symmetric_from_ordinary}) {
+      for (const to target : {to::itself, to::ordinary_memory, to::the_same_allocation,
+                              to::symmetric_from_ordinary}) {
         // Ranks begin where they like, also in the middle of a line.
         const std::span<float> lies = buffer.span().subspan(3 * rank, count);
         const bool symmetric = (who >> rank & 1) != 0 && target != to::symmetric_from_ordinary;
         const std::span<float> from = symmetric ? lies : std::span(ordinary).first(count);
-        const std::span<float> into =
-            target == to::itself                    ? from
-            : target == to::ordinary_memory         ? std::span(out).first(count)
-            : target == to::symmetric_from_ordinary ? lies
-                                                    : buffer.span().subspan(most + 40, count);
+        const std::span<float> into = target == to::itself            ? from
+                                      : target == to::ordinary_memory ? std::span(out).first(count)
+                                      : target == to::symmetric_from_ordinary
+                                          ? lies
+                                          : buffer.span().subspan(most + 40, count);
         std::memcpy(from.data(), in[rank].data(), count * sizeof(float));
         comm.all_reduce(std::span<const float>(from), into);
         wrong += std::memcmp(into.data(), wanted.data(), count * sizeof(float)) != 0;
@@ -139,9 +138,9 @@ TEST_CASE("all_reduce of symmetric and ordinary memory in any mix gives the orac
   INFO("seed " << seed);
   for (const int ranks : {1, 2, 3, 4, 5}) {
     INFO(ranks << " ranks");
-    const auto wrong = testing::run_ranks(
-        ranks, [&](auto& comm) { return wrong_calls(comm, seed); },
-        {.communicator = small(), .threads = {.workspace_bytes = workspace}});
+    const auto wrong =
+        testing::run_ranks(ranks, [&](auto& comm) { return wrong_calls(comm, seed); },
+                           {.communicator = small(), .threads = {.workspace_bytes = workspace}});
     CHECK(wrong == std::vector<int>(static_cast<std::size_t>(ranks), 0));
   }
 }
@@ -164,27 +163,28 @@ TEST_CASE("the same among processes", "[collective][allocate]") {
 
 TEST_CASE("nobody's input is read after its call has returned", "[collective][allocate]") {
   // Rank 0 folds so slowly that the others could long have gone on.
-  const auto wrong = testing::run_ranks(
-      3,
-      [](auto& comm) {
-        const auto slow = [rank = comm.rank()](std::int32_t a, std::int32_t b) {
-          if (rank == 0) std::this_thread::sleep_for(5us);
-          return a + b;
-        };
-        constexpr std::size_t count = 3 * chunk_bytes / sizeof(std::int32_t) + 5;
-        auto buffer = comm.template allocate<std::int32_t>(count);
-        std::vector<std::int32_t> out(count);
-        int bad = 0;
-        for (const bool in_place : {true, false, true}) {
-          const auto into = in_place ? buffer.span() : std::span(out);
-          std::iota(buffer.data(), buffer.data() + count, comm.rank());
-          comm.all_reduce(buffer.span(), into, slow);
-          for (std::size_t i = 0; i < count; ++i) bad += into[i] != static_cast<int>(3 * i + 3);
-          std::memset(buffer.data(), 0x55, count * sizeof(std::int32_t));
-        }
-        return bad;
-      },
-      {.communicator = small(), .threads = {.workspace_bytes = workspace}});
+  const auto wrong =
+      testing::run_ranks(3,
+                         [](auto& comm) {
+                           const auto slow = [rank = comm.rank()](std::int32_t a, std::int32_t b) {
+                             if (rank == 0) std::this_thread::sleep_for(5us);
+                             return a + b;
+                           };
+                           constexpr std::size_t count = 3 * chunk_bytes / sizeof(std::int32_t) + 5;
+                           auto buffer = comm.template allocate<std::int32_t>(count);
+                           std::vector<std::int32_t> out(count);
+                           int bad = 0;
+                           for (const bool in_place : {true, false, true}) {
+                             const auto into = in_place ? buffer.span() : std::span(out);
+                             std::iota(buffer.data(), buffer.data() + count, comm.rank());
+                             comm.all_reduce(buffer.span(), into, slow);
+                             for (std::size_t i = 0; i < count; ++i)
+                               bad += into[i] != static_cast<int>(3 * i + 3);
+                             std::memset(buffer.data(), 0x55, count * sizeof(std::int32_t));
+                           }
+                           return bad;
+                         },
+                         {.communicator = small(), .threads = {.workspace_bytes = workspace}});
   CHECK(wrong == std::vector<int>(3, 0));
 }
 
@@ -257,16 +257,17 @@ TEST_CASE("transports without shared memory give ordinary memory", "[collective]
   CHECK(sums == std::vector<float>{3, 3});
 }
 
-TEST_CASE("ranks that allocate different sizes get mismatch_error; one that asks for too much is "
-          "refused alone",
-          "[collective][allocate]") {
+TEST_CASE(
+    "ranks that allocate different sizes get mismatch_error; one that asks for too much is "
+    "refused alone",
+    "[collective][allocate]") {
   const auto errors = testing::run_ranks(
       2,
       [](auto& comm) {
         std::string text = error_of([&] { comm.template allocate<double>(std::size_t{1} << 60); });
         text += "; " + error_of([&] {
-          comm.template allocate<float>(static_cast<std::size_t>(10 + comm.rank()));
-        });
+                  comm.template allocate<float>(static_cast<std::size_t>(10 + comm.rank()));
+                });
         return text;
       },
       {.communicator = small()});
@@ -278,9 +279,10 @@ TEST_CASE("ranks that allocate different sizes get mismatch_error; one that asks
   }
 }
 
-TEST_CASE("a rank that dies in an all_reduce of symmetric memory, or does not come to allocate, is "
-          "lost to the others within a second, and nothing is left",
-          "[collective][allocate]") {
+TEST_CASE(
+    "a rank that dies in an all_reduce of symmetric memory, or does not come to allocate, is "
+    "lost to the others within a second, and nothing is left",
+    "[collective][allocate]") {
   const std::uint64_t seed = values::seed();
   INFO("seed " << seed);
   std::mt19937_64 random(seed);
@@ -288,8 +290,8 @@ TEST_CASE("a rank that dies in an all_reduce of symmetric memory, or does not co
     const bool allocating = trial % 2 == 1;
     const int victim = static_cast<int>(random() % 3);
     const auto delay = std::chrono::microseconds(random() % 20'000);
-    INFO((allocating ? "allocate" : "all_reduce") << ", rank " << victim << " killed after "
-                                                  << delay.count() << " us");
+    INFO((allocating ? "allocate" : "all_reduce")
+         << ", rank " << victim << " killed after " << delay.count() << " us");
     forked_ranks children(3, [&](int rank, const rank_voice& voice) {
       const std::size_t before = open_descriptors();
       std::string error;
