@@ -20,8 +20,11 @@ elsewhere = {  # header -> what tests it instead
     "detail/fold_element.hpp": "test/unit/kernel_fold.cpp",
     "detail/float16_batch.hpp": "test/unit/kernel_convert.cpp",
     "detail/float8_batch.hpp": "test/unit/kernel_convert.cpp",
+    "detail/meeting_options.hpp": "test/unit/split.cpp",
+    "detail/segment_file.hpp": "test/unit/transport/shm.cpp",
     "detail/simd.hpp": "test/odr",
     "kernel/copy.hpp": "test/unit/algorithm",  # a memcpy
+    "symmetric_buffer.hpp": "test/unit/symmetric_allocation.cpp",
     "transport.hpp": "test/unit/transport",  # concepts: each transport asserts them
     "testing/conformance.hpp": "test/conformance",
     "mpi.hpp": "test/mpi",

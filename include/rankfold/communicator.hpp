@@ -541,11 +541,13 @@ class communicator {
     collectives::recv(ctx(), type, size_of(type), data, count, source, options);
   }
 
-  /// Memory for `count` elements that every rank of this communicator addresses: an all_reduce of
-  /// it, or of a part of it, from tuning::symmetric_min_bytes on, in place or to memory of any
-  /// kind, skips the copy of the input that the peers would else read. Ranks may mix it with
-  /// ordinary memory as they like. On transports without shared memory, and over several hosts, it
-  /// is ordinary memory.
+  /// Memory for `count` elements that every rank of this communicator addresses: of an all_reduce
+  /// of it, or of a part of it, into memory of any kind, peers read the input where it lies, and
+  /// not a copy. That holds from tuning::symmetric_min_bytes on; where few ranks fold in place,
+  /// from tuning::symmetric_in_place_min_bytes on, since a smaller one is faster with a copy; and
+  /// where few ranks, or small vectors, are concerned, only if all inputs lie so. Ranks may mix it
+  /// with ordinary memory as they like: the result is the same. On transports without shared
+  /// memory, and over several hosts, it is ordinary memory.
   ///
   /// Collective: all ranks, with the same count and type; may be destroyed by each when it likes.
   /// Cost:       milliseconds; one memory mapping a rank. From the first allocate of a communicator

@@ -30,9 +30,12 @@ struct tuning {
   /// less than a quarter of a chunk.
   std::size_t rooted_chunk_bytes = 128 * 1024;
 
-  /// An all_reduce of at least this many bytes looks for inputs that lie in memory from
-  /// communicator::allocate; what is shorter is staged wherever it lies.
-  std::size_t symmetric_min_bytes = 32 * 1024;
+  /// From this many bytes on, ranks that have memory from communicator::allocate tell each other
+  /// whether the inputs of an all_reduce lie in it; what is shorter is staged wherever it lies.
+  std::size_t symmetric_min_bytes = 16 * 1024;
+  /// From this many bytes on, an all_reduce that would be one-shot and is in place on some rank
+  /// reads such inputs where they lie, in two shots.
+  std::size_t symmetric_in_place_min_bytes = 1024 * 1024;
 
   /// Over several hosts, each rank exchanges up to this many bytes as a whole with the ranks of its
   /// place on the other hosts (where not all hosts have as many ranks, one rank a host does, for
@@ -57,6 +60,7 @@ inline constexpr tuning_field tuning_fields[] = {
     {"exchange_chunk_bytes", &tuning::exchange_chunk_bytes},
     {"rooted_chunk_bytes", &tuning::rooted_chunk_bytes},
     {"symmetric_min_bytes", &tuning::symmetric_min_bytes},
+    {"symmetric_in_place_min_bytes", &tuning::symmetric_in_place_min_bytes},
     {"whole_rail_max_bytes", &tuning::whole_rail_max_bytes},
 };
 static_assert(sizeof(tuning) == std::size(tuning_fields) * sizeof(std::size_t),

@@ -115,9 +115,6 @@ class symmetric_allocations {
     return in.data(rank) + place.offset;
   }
 
-  /// How many are still mapped here.
-  std::size_t kept() const noexcept { return by_number_.size(); }
-
  private:
   std::uint64_t count_ = 0;
   std::map<std::uint64_t, std::shared_ptr<symmetric_allocation>> by_number_;

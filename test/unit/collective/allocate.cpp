@@ -36,7 +36,8 @@ using std::chrono::steady_clock;
 
 namespace {
 
-constexpr std::size_t least = 1024;  // bytes from which on it matters where inputs lie
+constexpr std::size_t least = 1024;           // bytes from which on it matters where inputs lie
+constexpr std::size_t least_in_place = 3072;  // where that is in place, on two ranks
 constexpr std::size_t chunk_bytes = 2048;
 
 communicator_options small(std::chrono::milliseconds timeout = 30s) {
@@ -45,6 +46,7 @@ communicator_options small(std::chrono::milliseconds timeout = 30s) {
   options.tune.chunk_bytes = chunk_bytes;
   options.tune.one_shot_max_bytes = 8192;
   options.tune.symmetric_min_bytes = least;
+  options.tune.symmetric_in_place_min_bytes = least_in_place;
   return options;
 }
 constexpr std::size_t workspace = 32768;
@@ -68,14 +70,15 @@ int wrong_calls(Comm& comm, std::uint64_t seed) {
   const int ranks = comm.size();
   const auto rank = static_cast<std::size_t>(comm.rank());
   constexpr std::size_t line = least / sizeof(float);
+  constexpr std::size_t in_place = least_in_place / sizeof(float);
   constexpr std::size_t chunk = chunk_bytes / sizeof(float);
   constexpr std::size_t most = 9 * chunk + 7;
   auto buffer = comm.template allocate<float>(2 * most + 64);
   std::vector<float> ordinary(most);
   std::vector<float> out(most);
   int wrong = 0;
-  for (const std::size_t count : {std::size_t{1}, line - 1, line, line + 1, chunk - 1, chunk,
-                                  chunk + 1, 3 * chunk + 7, most}) {
+  for (const std::size_t count : {std::size_t{1}, line - 1, line, line + 1, chunk, chunk + 1,
+                                  in_place - 1, in_place, 3 * chunk + 7, most}) {
     std::vector<std::vector<float>> in;
     for (int r = 0; r < ranks; ++r) in.push_back(values::hostile<float>(count, r, seed + count));
     const std::vector<float> wanted = reference::fold<float>(in, sum{});
@@ -162,30 +165,36 @@ TEST_CASE("the same among processes", "[collective][allocate]") {
 }
 
 TEST_CASE("nobody's input is read after its call has returned", "[collective][allocate]") {
-  // Rank 0 folds so slowly that the others could long have gone on.
-  const auto wrong =
-      testing::run_ranks(3,
-                         [](auto& comm) {
-                           const auto slow = [rank = comm.rank()](std::int32_t a, std::int32_t b) {
-                             if (rank == 0) std::this_thread::sleep_for(5us);
-                             return a + b;
-                           };
-                           constexpr std::size_t count = 3 * chunk_bytes / sizeof(std::int32_t) + 5;
-                           auto buffer = comm.template allocate<std::int32_t>(count);
-                           std::vector<std::int32_t> out(count);
-                           int bad = 0;
-                           for (const bool in_place : {true, false, true}) {
-                             const auto into = in_place ? buffer.span() : std::span(out);
-                             std::iota(buffer.data(), buffer.data() + count, comm.rank());
-                             comm.all_reduce(buffer.span(), into, slow);
-                             for (std::size_t i = 0; i < count; ++i)
-                               bad += into[i] != static_cast<int>(3 * i + 3);
-                             std::memset(buffer.data(), 0x55, count * sizeof(std::int32_t));
-                           }
-                           return bad;
-                         },
-                         {.communicator = small(), .threads = {.workspace_bytes = workspace}});
-  CHECK(wrong == std::vector<int>(3, 0));
+  // Rank 0 folds so slowly that the others could long have gone on. Two ranks read all of each
+  // other's inputs, three a slice.
+  for (const int ranks : {2, 3}) {
+    const auto wrong = testing::run_ranks(
+        ranks,
+        [ranks](auto& comm) {
+          const auto slow = [rank = comm.rank()](std::int32_t a, std::int32_t b) {
+            if (rank == 0) std::this_thread::sleep_for(5us);
+            return a + b;
+          };
+          constexpr std::size_t count = 3 * chunk_bytes / sizeof(std::int32_t) + 5;
+          auto buffer = comm.template allocate<std::int32_t>(count);
+          std::vector<std::int32_t> out(count);
+          int bad = 0;
+          for (const bool in_place : {true, false, true}) {
+            const auto into = in_place ? buffer.span() : std::span(out);
+            std::iota(buffer.data(), buffer.data() + count, comm.rank());
+            comm.all_reduce(buffer.span(), into, slow);
+            std::vector<std::int32_t> wanted(count);
+            for (std::size_t i = 0; i < count; ++i) {
+              wanted[i] = ranks * static_cast<std::int32_t>(i) + ranks * (ranks - 1) / 2;
+            }
+            bad += std::memcmp(into.data(), wanted.data(), into.size_bytes()) != 0;
+            std::memset(buffer.data(), 0x55, into.size_bytes());
+          }
+          return bad;
+        },
+        {.communicator = small(), .threads = {.workspace_bytes = workspace}});
+    CHECK(wrong == std::vector<int>(static_cast<std::size_t>(ranks), 0));
+  }
 }
 
 TEST_CASE("buffers are zero, and are freed by each rank when it likes, in any order",
