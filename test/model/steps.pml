@@ -2,7 +2,8 @@
 // Steps, flag lines and halves (include/rankfold/context.hpp): N ranks carry out the same calls, in any
 // mix and for ever: one-shot, two-shot of one and of two chunks, broadcast from any root (scatter, too),
 // gather to any root (reduce, too), two-shot to any root; with data in the whole half, in a slot of it,
-// or in the line alone.
+// or in the line alone; and one-shot and two-shot of inputs that lie where all ranks read them, in
+// memory that its owner writes over as soon as its call has returned.
 //
 // Checked: whatever a rank reads of a peer (line, staged data, reduced slice) is of the step it wants,
 // never older and never written over; each compares each call of each peer; ranks are never more than
@@ -33,6 +34,8 @@
 //   FAULT_NEXT_HALF_IS_HALF    two-shot puts its slice into the half of this step
 //   FAULT_SLICE_OVER_STAGED    two-shot's slice lies where the next chunk is staged
 //   FAULT_WAIT_MISSES_ONE      wait_all leaves out one peer
+//   FAULT_NO_CLOSING_STEP      a call returns that has read its peers' inputs where they lie
+//   FAULT_RETURN_EARLY         two-shot of such inputs returns before the last wait_all
 //   FAULT_ROOT_DOES_NOT_WAIT   the root of a gather reads before all have come
 #ifndef N
 #define N 3
@@ -84,13 +87,18 @@
 #ifdef SMALL
 #define KINDS GATHER
 #else
-#define KINDS (TWO_SHOT_TO + N)
+#define DIRECT (TWO_SHOT_TO + N)
+#define TWO_SHOT_OF_PLACES DIRECT /* + chunks */
+#define KINDS (DIRECT + 3)
 #endif
 
 byte word[LINES * N];       // of a line: the step
 byte print[LINES * N];      // of a line: the step whose fingerprint and payload it holds
 byte staged[2 * LEAD * N];  // of a slot: the step whose data it holds, in the slot or in the whole half
 byte slice[2 * N];          // of a half: the step for which its reduced slice is
+
+byte input[N];              // of a rank: the step from which on its peers may read its input
+bool lies[N];               // whether it lies where they do: told in the line of that step
 
 byte last[N];  // for the assertion below: the step that a rank has published
 #define APART(a, b) (SINCE(last[a], last[b]) <= LEAD || SINCE(last[b], last[a]) <= LEAD)
@@ -381,6 +389,99 @@ inline two_shot(chunks, root) {
   c = 0;
 }
 
+#ifndef SMALL
+// exchange_places() in algorithm/symmetric.hpp: who has its input in memory that all ranks read.
+inline tell() {
+  next_step(IN_LINE, false);
+  d_step {
+    first = step;
+    if
+    :: lies[me] -> input[me] = step;
+    :: else
+    fi;
+  }
+  publish();
+  wait_all();
+}
+
+// The call returns, and its caller writes over the input.
+inline overwrite() {
+  d_step { input[me] = NONE; lies[me] = false; first = 0; }
+}
+
+#define READ_PLACES                                                                       \
+  d_step {                                                                                \
+    do                                                                                    \
+    :: p < N ->                                                                           \
+       assert(p == me || (lies[p] && input[p] == first) || (!lies[p] && IN_PLACE(p, IN_HALF))); \
+       p++;                                                                               \
+    :: else -> break;                                                                     \
+    od;                                                                                   \
+    p = 0;                                                                                \
+  }
+
+inline direct() {
+  lies[me] = true;
+  tell();
+  READ_PLACES;
+#ifndef FAULT_NO_CLOSING_STEP
+  next_step(IN_LINE, false);
+  publish();
+  wait_all();
+#endif
+  overwrite();
+}
+
+#if N == 2
+#define ALL_LIE (lies[0] && lies[1])
+#else
+#define ALL_LIE (lies[0] && lies[1] && lies[2])
+#endif
+
+inline two_shot_of_places(chunks) {
+  if
+  :: lies[me] = true;
+  :: lies[me] = false;
+  fi;
+  tell();
+  all_lie = ALL_LIE;
+  do
+  :: c <= chunks ->
+     if
+     :: c > 0 || !all_lie ->
+        next_step(IN_HALF, c > 0);
+        if
+        :: c < chunks && !lies[me] -> stage(IN_HALF);
+        :: else
+        fi;
+        publish();
+#ifdef FAULT_RETURN_EARLY
+        if
+        :: c == chunks -> input[me] = NONE;
+        :: else
+        fi;
+#endif
+        wait_all();
+     :: else
+     fi;
+     if
+     :: c < chunks ->
+        READ_PLACES;
+        slice[HALF(me, NEXT(step))] = NEXT(step);
+     :: else
+     fi;
+     if
+     :: c > 0 -> READ_SLICES;
+     :: else
+     fi;
+     c++;
+  :: c > chunks -> break;
+  od;
+  d_step { c = 0; all_lie = false; }
+  overwrite();
+}
+#endif
+
 inline broadcast(root, use) {
   next_step(use, false);
   if
@@ -408,6 +509,10 @@ inline gather(root, use) {
 proctype rank(byte me) {
   byte step, all_seen, what, how, p, i, c;
   byte seen[N];
+#ifndef SMALL
+  byte first;
+  bool all_lie;
+#endif
   byte idle = LEAD, unread = LEAD, back;
   bool whole;
 #ifdef FAULT_PUBLISH_BEFORE_READ
@@ -446,7 +551,11 @@ proctype rank(byte me) {
      :: what == TWO_SHOT || what == TWO_SHOT + 1 -> two_shot(what, NONE);
      :: what >= BROADCAST && what < GATHER -> broadcast(what - BROADCAST, how);
      :: what >= GATHER && what < TWO_SHOT_TO -> gather(what - GATHER, how);
-     :: what >= TWO_SHOT_TO -> two_shot(1, what - TWO_SHOT_TO);
+#ifndef SMALL
+     :: what >= TWO_SHOT_TO && what < DIRECT -> two_shot(1, what - TWO_SHOT_TO);
+     :: what == DIRECT -> direct();
+     :: what > DIRECT -> two_shot_of_places(what - DIRECT);
+#endif
      fi;
   od;
 }
@@ -464,6 +573,7 @@ init {
       slice[r] = NONE;
     }
     for (r : 0 .. N - 1) {
+      input[r] = NONE;
       run rank(r);
     }
   }

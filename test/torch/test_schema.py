@@ -40,6 +40,7 @@ def test_every_op_has_the_documented_schema(library):
         library.order.default: "() -> Tensor?",
         library.finalize.default: "(str group=\"\") -> ()",
         library.abort.default: "(str reason=\"abort() was called\", str group=\"\") -> ()",
+        library.empty_symmetric.default: "(int[] size, ScalarType? dtype=None, str group=\"\") -> Tensor?",
         library.rank.default: "(str group=\"\") -> int",
         library.size.default: "(str group=\"\") -> int",
     }

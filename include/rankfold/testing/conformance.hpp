@@ -271,6 +271,8 @@ inline communicator_options small_chunks() {
   options.timeout = std::chrono::seconds(60);
   options.tune.chunk_bytes = chunk_bytes;
   options.tune.one_shot_max_bytes = 2 * chunk_bytes;
+  options.tune.symmetric_min_bytes = chunk_bytes / 2;
+  options.tune.symmetric_in_place_min_bytes = 2 * chunk_bytes;
   return options;
 }
 
@@ -738,6 +740,39 @@ void check_queue(Comm& comm, std::uint64_t seed) {
   comm.barrier();
 }
 
+/// all_reduce of memory from allocate and of ordinary memory in turns, written over at once.
+template <class Comm>
+void check_allocated(Comm& comm) {
+  const int me = comm.rank();
+  const int size = comm.size();
+  constexpr std::size_t most = 5 * chunk_bytes / sizeof(std::int32_t) + 3;
+  auto lies = comm.template allocate<std::int32_t>(most + 1);
+  auto freed = comm.template allocate<double>(3);
+  require(std::count(lies.span().begin(), lies.span().end(), 0) ==
+              static_cast<std::ptrdiff_t>(most + 1),
+          "allocated memory is not zero");
+  if (me % 2 == 0) freed = {};
+  std::vector<std::int32_t> ordinary(most);
+  std::vector<std::int32_t> out(most);
+  int turn = 0;
+  for (const std::size_t count : {std::size_t{1}, std::size_t{127}, std::size_t{128}, most}) {
+    for (const bool in_place : {false, true}) {
+      for (const int lying : {size, 1, 0}) {  // so many ranks have their input in it
+        const auto in = (me + turn++) % size < lying ? lies.span().subspan(1, count)
+                                                     : std::span(ordinary).first(count);
+        const auto into = in_place ? in : std::span(out).first(count);
+        for (std::size_t i = 0; i < count; ++i) in[i] = me + static_cast<std::int32_t>(i);
+        comm.all_reduce(in, into);
+        for (std::size_t i = 0; i < count; ++i) {
+          require(into[i] == size * (size - 1) / 2 + size * static_cast<std::int32_t>(i),
+                  "a sum of allocated memory is wrong");
+        }
+        std::fill(in.begin(), in.end(), -1);
+      }
+    }
+  }
+}
+
 template <class Comm>
 void check_groups(Comm& comm) {
   const int me = comm.rank();
@@ -967,6 +1002,8 @@ std::vector<conformance_check> conformance_checks(conformance_run<Transport> run
       add("calls and messages that are posted in any order complete" + on,
           [=] { run(ranks, cd::small_chunks(), [&](comm& c) { cd::check_queue(c, seed); }); });
     }
+    add("memory that is allocated is summed like any other, and may be written to at once" + on,
+        [=] { run(ranks, cd::small_chunks(), [&](comm& c) { cd::check_allocated(c); }); });
     if constexpr (splittable_transport<Transport>) {
       add("groups work side by side, and after the whole has been given up" + on,
           [=] { run(ranks, cd::small_chunks(), [&](comm& c) { cd::check_groups(c); }); });
