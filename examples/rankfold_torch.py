@@ -34,8 +34,8 @@ from torch import Tensor
 
 __all__ = [
     "ReduceOp", "abort", "all_gather", "all_gather_into_", "all_reduce", "all_reduce_", "all_to_all",
-    "all_to_all_into_", "barrier", "broadcast", "broadcast_", "finalize", "init", "rank", "reduce_scatter",
-    "reduce_scatter_into_", "size",
+    "all_to_all_into_", "barrier", "broadcast", "broadcast_", "empty_symmetric", "finalize", "init", "rank",
+    "reduce_scatter", "reduce_scatter_into_", "size",
 ]
 
 ReduceOp = Literal["sum", "prod", "min", "max", "avg", "bit_and", "bit_or", "bit_xor", "logical_and", "logical_or"]
@@ -126,6 +126,13 @@ def rank(group: str = "") -> int:
 def size(group: str = "") -> int:
     """How many ranks the group has. Not inside of a compiled function."""
     result: int = _ops.size(group)
+    return result
+
+
+def empty_symmetric(size: Sequence[int], dtype: torch.dtype | None = None, *, group: str = "") -> Tensor:
+    """A tensor that the other ranks read where it lies when all ranks reduce it; all of them call this, with
+    the same arguments. Not inside of a compiled function."""
+    result: Tensor = _ops.empty_symmetric(size, dtype, group)
     return result
 
 

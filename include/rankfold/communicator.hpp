@@ -541,18 +541,18 @@ class communicator {
     collectives::recv(ctx(), type, size_of(type), data, count, source, options);
   }
 
-  /// Memory for `count` elements that every rank of this communicator addresses: of an all_reduce
-  /// of it, or of a part of it, into memory of any kind, peers read the input where it lies, and
-  /// not a copy. That holds from tuning::symmetric_min_bytes on; where few ranks fold in place,
-  /// from tuning::symmetric_in_place_min_bytes on, since a smaller one is faster with a copy; and
-  /// where few ranks, or small vectors, are concerned, only if all inputs lie so. Ranks may mix it
-  /// with ordinary memory as they like: the result is the same. On transports without shared
-  /// memory, and over several hosts, it is ordinary memory.
+  /// Memory for `count` elements on each rank that all ranks of this communicator address, zero at
+  /// first. An all_reduce whose input lies in it, with a result in memory of any kind, is read by
+  /// the peers where it lies, with no copy: from tuning::symmetric_min_bytes on if that holds for
+  /// all ranks; in place only where the call is in two shots, and else from
+  /// tuning::symmetric_in_place_min_bytes on. Ranks may mix it with ordinary memory as they like;
+  /// bits do not depend on it. On transports without shared memory, and over several hosts, it is
+  /// ordinary memory.
   ///
-  /// Collective: all ranks, with the same count and type; may be destroyed by each when it likes.
-  /// Cost:       milliseconds; one memory mapping a rank. From the first allocate of a communicator
-  ///             on, each all_reduce of at least tuning::symmetric_min_bytes is one step of a line
-  ///             longer where all inputs lie elsewhere.
+  /// Collective: all ranks, with the same count and type; each frees its own when it likes.
+  /// Cost:       milliseconds; one mapping a rank. From the first allocate of a communicator on,
+  ///             each all_reduce of tuning::symmetric_min_bytes or more begins with a step of a
+  ///             cache line.
   /// Throws:     std::invalid_argument for more than 2^46 bytes; else as a collective, and
   ///             rendezvous_error or transport_error where the memory cannot be had. Whatever one
   ///             rank throws but std::invalid_argument gives up this communicator on all.

@@ -25,7 +25,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 # Model: what must hold; and how a fault is looked for, unless it is named in FAULTS.
 RIGHT = {
-    "steps": ["-DN=2 -DLEAD=1", "-DN=2 -DLEAD=2 -DSMALL", "-DN=3 -DLEAD=1 -DFIRST_USE=2"],
+    "steps": ["-DN=2 -DLEAD=1", "-DN=2 -DLEAD=2 -DSMALL", "-DN=3 -DLEAD=1 -DFIRST_USE=2 -DNO_PLACES",
+              "-DN=3 -DLEAD=1 -DONLY_PLACES"],
     "sleep": ["-DN=2", "-DN=3 -DNO_ABORT", "-DN=3 -DCOARSE"],
     "pairs": ["-DSLOTS=1 -DNO_ABORT", "-DONE_WAY", "-DONE_WAY -DSLOTS=3 -DNO_ABORT"],
     "abort": [

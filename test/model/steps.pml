@@ -13,7 +13,8 @@
 // count modulo 4 · LEAD, so that runs have no end: since ranks are LEAD steps apart at most (asserted),
 // what can meet differs by less. Waiting is plain blocking here: see sleep.pml.
 //
-// To save states: SMALL, only what one root sends or all send to all, in one step; FIRST_USE, LAST_USE,
+// To save states: SMALL, only what one root sends or all send to all, in one step; NO_PLACES, ONLY_PLACES:
+// none or only calls of inputs that are read where they lie; FIRST_USE, LAST_USE,
 // only steps that use the line (0), a slot (1) or the whole half (2).
 //
 // Faults, each of which the checker must find:
@@ -84,12 +85,16 @@
 #define BROADCAST 3 /* + root */
 #define GATHER (BROADCAST + N)
 #define TWO_SHOT_TO (GATHER + N)
+#define OF_PLACES (TWO_SHOT_TO + N) /* + chunks */
 #ifdef SMALL
+#define NO_PLACES
 #define KINDS GATHER
 #else
-#define DIRECT (TWO_SHOT_TO + N)
-#define TWO_SHOT_OF_PLACES DIRECT /* + chunks */
-#define KINDS (DIRECT + 3)
+#ifdef NO_PLACES
+#define KINDS OF_PLACES
+#else
+#define KINDS (OF_PLACES + 3)
+#endif
 #endif
 
 byte word[LINES * N];       // of a line: the step
@@ -389,96 +394,81 @@ inline two_shot(chunks, root) {
   c = 0;
 }
 
-#ifndef SMALL
-// exchange_places() in algorithm/symmetric.hpp: who has its input in memory that all ranks read.
-inline tell() {
-  next_step(IN_LINE, false);
-  d_step {
-    first = step;
-    if
-    :: lies[me] -> input[me] = step;
-    :: else
-    fi;
-  }
-  publish();
-  wait_all();
-}
-
-// The call returns, and its caller writes over the input.
-inline overwrite() {
-  d_step { input[me] = NONE; lies[me] = false; first = 0; }
-}
-
-#define READ_PLACES                                                                       \
-  d_step {                                                                                \
-    do                                                                                    \
-    :: p < N ->                                                                           \
-       assert(p == me || (lies[p] && input[p] == first) || (!lies[p] && IN_PLACE(p, IN_HALF))); \
-       p++;                                                                               \
-    :: else -> break;                                                                     \
-    od;                                                                                   \
-    p = 0;                                                                                \
-  }
-
-inline direct() {
-  lies[me] = true;
-  tell();
-  READ_PLACES;
-#ifndef FAULT_NO_CLOSING_STEP
-  next_step(IN_LINE, false);
-  publish();
-  wait_all();
-#endif
-  overwrite();
-}
-
+#ifndef NO_PLACES
 #if N == 2
 #define ALL_LIE (lies[0] && lies[1])
 #else
 #define ALL_LIE (lies[0] && lies[1] && lies[2])
 #endif
 
-inline two_shot_of_places(chunks) {
+#define READ_PLACES                                                                             \
+  d_step {                                                                                      \
+    do                                                                                          \
+    :: p < N ->                                                                                 \
+       assert(p == me || (lies[p] && input[p] == first) || (!lies[p] && IN_PLACE(p, IN_HALF))); \
+       p++;                                                                                     \
+    :: else -> break;                                                                           \
+    od;                                                                                         \
+    p = 0;                                                                                      \
+  }
+
+#ifdef FAULT_NO_CLOSING_STEP
+#define CLOSING 0
+#else
+#define CLOSING 1
+#endif
+
+// algorithm/symmetric.hpp: in the first step each rank tells whether its input lies where all read it;
+// then two_shot of `chunks` chunks, or, of none, direct_all_reduce, where all lie. Where all lie, the first
+// chunk is folded after the first step, else after the second.
+inline of_places(chunks) {
   if
   :: lies[me] = true;
-  :: lies[me] = false;
+  :: chunks > 0 -> lies[me] = false;
   fi;
-  tell();
-  all_lie = ALL_LIE;
   do
-  :: c <= chunks ->
-     if
-     :: c > 0 || !all_lie ->
-        next_step(IN_HALF, c > 0);
-        if
-        :: c < chunks && !lies[me] -> stage(IN_HALF);
-        :: else
-        fi;
-        publish();
+  :: c <= (chunks == 0 -> CLOSING : chunks + later) ->
+     how = (c == 0 || chunks == 0 -> IN_LINE : IN_HALF);
+     next_step(how, c > later);
+     atomic {
+       if
+       :: c == 0 ->
+          first = step;
+          if
+          :: lies[me] -> input[me] = step;
+          :: else
+          fi;
+       :: c > 0 && c < chunks + later && !lies[me] -> stage(IN_HALF);
+       :: else
+       fi;
+     }
+     publish();
 #ifdef FAULT_RETURN_EARLY
+     if
+     :: chunks > 0 && c == chunks + later -> input[me] = NONE;
+     :: else
+     fi;
+#endif
+     wait_all();
+     later = (c == 0 -> (ALL_LIE -> 0 : 1) : later);
+     if
+     :: c >= later && c < (chunks == 0 -> 1 : chunks + later) ->
+        READ_PLACES;
         if
-        :: c == chunks -> input[me] = NONE;
+        :: chunks > 0 -> slice[HALF(me, NEXT(step))] = NEXT(step);
         :: else
         fi;
-#endif
-        wait_all();
      :: else
      fi;
      if
-     :: c < chunks ->
-        READ_PLACES;
-        slice[HALF(me, NEXT(step))] = NEXT(step);
-     :: else
-     fi;
-     if
-     :: c > 0 -> READ_SLICES;
+     :: chunks > 0 && c > later -> READ_SLICES;
      :: else
      fi;
      c++;
-  :: c > chunks -> break;
+  :: else -> break;
   od;
-  d_step { c = 0; all_lie = false; }
-  overwrite();
+  // The call returns, and its caller writes over the input.
+  atomic { c = 0; later = 0; first = 0; lies[me] = false; input[me] = NONE; }
 }
 #endif
 
@@ -509,9 +499,8 @@ inline gather(root, use) {
 proctype rank(byte me) {
   byte step, all_seen, what, how, p, i, c;
   byte seen[N];
-#ifndef SMALL
-  byte first;
-  bool all_lie;
+#ifndef NO_PLACES
+  byte first, later;
 #endif
   byte idle = LEAD, unread = LEAD, back;
   bool whole;
@@ -524,7 +513,11 @@ proctype rank(byte me) {
        // Whoever comes first to a call decides what it is; the others make the same.
        if
        :: begun[step] == 0 ->
+#ifdef ONLY_PLACES
+          select(what : OF_PLACES .. KINDS - 1);
+#else
           select(what : 0 .. KINDS - 1);
+#endif
           select(how : FIRST_USE .. LAST_USE);
 #ifdef SMALL
           if
@@ -551,10 +544,9 @@ proctype rank(byte me) {
      :: what == TWO_SHOT || what == TWO_SHOT + 1 -> two_shot(what, NONE);
      :: what >= BROADCAST && what < GATHER -> broadcast(what - BROADCAST, how);
      :: what >= GATHER && what < TWO_SHOT_TO -> gather(what - GATHER, how);
-#ifndef SMALL
-     :: what >= TWO_SHOT_TO && what < DIRECT -> two_shot(1, what - TWO_SHOT_TO);
-     :: what == DIRECT -> direct();
-     :: what > DIRECT -> two_shot_of_places(what - DIRECT);
+     :: what >= TWO_SHOT_TO && what < OF_PLACES -> two_shot(1, what - TWO_SHOT_TO);
+#ifndef NO_PLACES
+     :: what >= OF_PLACES -> of_places(what - OF_PLACES);
 #endif
      fi;
   od;

@@ -59,6 +59,8 @@ def every_function(here):
         returned = getattr(rf, name + "_", None) or getattr(rf, name + "_into_")
         assert returned(*into) is written and same_bits(written, results[name])
     results["max"] = rf.all_reduce(x, "max")
+    lies = rf.empty_symmetric(x.shape, x.dtype)
+    results["symmetric"] = rf.all_reduce(lies.copy_(x))
     results["uneven"] = rf.all_gather(x[:1 + here.rank], [1, 2])
     rf.barrier(tag=3)
     return results
@@ -69,6 +71,7 @@ def test_every_function(pair):
     for rank, results in enumerate(pair(every_function)):
         for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"):
             assert same_bits(results[name], collective(name, xs, rank)), name
+        assert same_bits(results["symmetric"], results["all_reduce"])
         assert same_bits(results["max"], torch.maximum(*xs))
         assert same_bits(results["uneven"], torch.cat([xs[0][:1], xs[1][:2]]))
 

@@ -17,30 +17,29 @@ RANKFOLD_BEGIN_NAMESPACE
 
 namespace algorithms {
 
-/// Whether ranks tell each other where their inputs lie, in an all_reduce of `bytes` that would
-/// else be carried out as `how`: a function of what all share.
+/// Whether ranks tell each other where their inputs lie, in an all_reduce of `bytes` that is not
+/// carried out in the line: a function of what all share.
 template <class Context>
-bool tells_places(Context& ctx, algorithm how, std::size_t bytes, std::size_t element_size) {
-  if constexpr (requires { ctx.symmetric(); }) {
-    return ctx.symmetric().used() && bytes >= ctx.tuning().symmetric_min_bytes && ctx.size() > 1 &&
-           how != algorithm::inline_line && detail::has_room_for_two_shot(ctx, element_size);
-  } else {
-    return false;
-  }
+bool tells_places(Context& ctx, std::size_t bytes, std::size_t element_size) {
+  return ctx.symmetric().used() && bytes >= ctx.tuning().symmetric_min_bytes && ctx.size() > 1 &&
+         detail::has_room_for_two_shot(ctx, element_size);
 }
 
-/// Where the inputs of a call lie, as all ranks know it of all.
+/// What is done with inputs of which some lie in symmetric memory.
+enum class way_of_places { staged, direct, two_shot };
+
+/// Where the inputs of a call lie, and what to do with them: the same on all ranks.
 struct input_places {
-  const std::byte* const* of = nullptr;  // of each rank, as mapped here; null: in ordinary memory
-  bool any = false;                      // some rank's lies in symmetric memory
-  bool all = true;                       // each rank's does
-  bool apart = true;                     // no rank folds in place
+  const std::byte* const* of;  // of each rank, as mapped here; null: in ordinary memory
+  way_of_places way;
 };
 
-/// Each rank says where its `bytes` bytes at `in` lie, and whether `out` is another place. Peers
-/// may read symmetric memory from then on, until the last step of the call. Cost: 1 step of a line.
+/// Each rank says where its `bytes` bytes at `in` lie, and whether `out` is another place; without
+/// symmetric memory the call would be carried out as `how`. Peers may read such inputs from then
+/// on, until the last step of the call. Cost: 1 step of a line.
 template <class Context>
-input_places exchange_places(Context& ctx, const void* in, const void* out, std::size_t bytes) {
+[[gnu::noinline]] input_places exchange_places(Context& ctx, const void* in, const void* out,
+                                               std::size_t bytes, algorithm how) {
   struct told {
     detail::symmetric_place place;
     std::uint64_t apart;
@@ -50,8 +49,9 @@ input_places exchange_places(Context& ctx, const void* in, const void* out, std:
   ctx.publish(&own, sizeof own);
   ctx.wait_all();
   const std::byte** const places = ctx.places();
-  input_places all;
-  all.of = places;
+  bool any = false;
+  bool all = true;
+  bool apart = true;
   for (int r = 0; r < ctx.size(); ++r) {
     told theirs = own;
     if (r != ctx.rank()) std::memcpy(&theirs, ctx.payload(r), sizeof theirs);
@@ -61,11 +61,17 @@ input_places exchange_places(Context& ctx, const void* in, const void* out, std:
       ctx.mismatch("rank " + std::to_string(r) + " has its input in allocation " +
                    std::to_string(theirs.place.allocation) + ", which all ranks have destroyed");
     }
-    all.any = all.any || lies;
-    all.all = all.all && lies;
-    all.apart = all.apart && theirs.apart != 0;
+    any = any || lies;
+    all = all && lies;
+    apart = apart && theirs.apart != 0;
   }
-  return all;
+  // In place a rank writes over what its peers read: one shot of it needs a copy, two do not.
+  const bool in_two_shots =
+      how == algorithm::two_shot ? any : all && bytes >= ctx.tuning().symmetric_in_place_min_bytes;
+  const bool direct = how != algorithm::two_shot && all && apart;
+  return {places, direct         ? way_of_places::direct
+                  : in_two_shots ? way_of_places::two_shot
+                                 : way_of_places::staged};
 }
 
 /// Every rank folds all inputs where they lie, into an output that is none of them. In a closing
@@ -74,10 +80,11 @@ input_places exchange_places(Context& ctx, const void* in, const void* out, std:
 /// Cost: 1 step of a line; a rank writes nothing to its segment and reads (P - 1) · bytes from its
 /// peers' inputs.
 template <class Context>
-void direct_all_reduce(Context& ctx, const kernel::reducer& reducer, const input_places& places,
-                       void* out, std::size_t count) {
+[[gnu::noinline]] void direct_all_reduce(Context& ctx, const kernel::reducer& reducer,
+                                         const std::byte* const* places, void* out,
+                                         std::size_t count) {
   const void** const inputs = ctx.inputs();
-  for (int r = 0; r < ctx.size(); ++r) inputs[r] = places.of[r];
+  for (int r = 0; r < ctx.size(); ++r) inputs[r] = places[r];
   reducer.fold(reducer.op, inputs, ctx.size(), out, count);
   ctx.next_step(0);
   ctx.publish();

@@ -33,34 +33,27 @@ void all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, vo
   const fingerprint print =
       fingerprint::of(collective::all_reduce, reducer.type == dtype::user ? bytes : count,
                       reducer.type, reducer.operator_id, how, 0, options.tag);
-  const auto staged = [&](auto& context, algorithm chosen) {
-    if (chosen == algorithm::two_shot && context.size() > 1) {
-      algorithms::two_shot_all_reduce(context, reducer, in, out, count);
-    } else {
-      algorithms::one_shot_all_reduce(context, reducer, in, out, count);
-    }
-  };
   const auto on_one_level = [&](auto& context, algorithm chosen) {
     if (chosen == algorithm::inline_line) {
       algorithms::inline_line_all_reduce(context, reducer, in, out, count);
       return;
     }
+    const std::byte* const* places = nullptr;
     if constexpr (requires { context.symmetric(); }) {
-      if (algorithms::tells_places(context, chosen, bytes, reducer.element_size)) [[unlikely]] {
-        const auto places = algorithms::exchange_places(context, in, out, bytes);
-        const bool two = chosen == algorithm::two_shot;
-        if (!two && places.all && places.apart) {
-          algorithms::direct_all_reduce(context, reducer, places, out, count);
-        } else if (two ? places.any
-                       : places.all && bytes >= context.tuning().symmetric_in_place_min_bytes) {
-          algorithms::two_shot_all_reduce(context, reducer, in, out, count, places.of);
-        } else {
-          staged(context, chosen);
+      if (algorithms::tells_places(context, bytes, reducer.element_size)) [[unlikely]] {
+        const auto found = algorithms::exchange_places(context, in, out, bytes, chosen);
+        if (found.way == algorithms::way_of_places::direct) {
+          algorithms::direct_all_reduce(context, reducer, found.of, out, count);
+          return;
         }
-        return;
+        if (found.way == algorithms::way_of_places::two_shot) places = found.of;
       }
     }
-    staged(context, chosen);
+    if (places != nullptr || (chosen == algorithm::two_shot && context.size() > 1)) {
+      algorithms::two_shot_all_reduce(context, reducer, in, out, count, places);
+    } else {
+      algorithms::one_shot_all_reduce(context, reducer, in, out, count);
+    }
   };
   if constexpr (algorithms::has_hosts<Context>) {
     if (how == algorithm::two_level) {
