@@ -27,7 +27,7 @@ namespace testing {
 
 /// Options of a mailbox_transport.
 struct mailbox_options {
-  std::size_t workspace_bytes = detail::default_workspace_bytes;
+  std::size_t workspace_bytes = rankfold::detail::default_workspace_bytes;
   /// A larger message is taken from the sender's memory when it is received, as MPI does it: its
   /// send is not done before.
   std::size_t eager_bytes = 4096;
@@ -71,7 +71,7 @@ class mailbox_transport {
 
   /// Makes the transports of all ranks, in the order of their ranks.
   static std::vector<mailbox_transport> create(int size, mailbox_options options = {}) {
-    detail::check_world_size(size);
+    rankfold::detail::check_world_size(size);
     const auto shared = open(size);
     std::vector<mailbox_transport> all;
     for (int r = 0; r < size; ++r) all.push_back(mailbox_transport(shared, r, size, options));
