@@ -29,11 +29,13 @@
 #include "rankfold/collective/send_recv.hpp"
 #include "rankfold/context.hpp"
 #include "rankfold/detail/config.hpp"
+#include "rankfold/detail/output.hpp"
 #include "rankfold/detail/simd.hpp"
 #include "rankfold/dtype.hpp"
 #include "rankfold/error.hpp"
 #include "rankfold/fingerprint.hpp"
 #include "rankfold/hierarchical_context.hpp"
+#include "rankfold/kernel/epilogue.hpp"
 #include "rankfold/kernel/partial.hpp"
 #include "rankfold/kernel/reducer.hpp"
 #include "rankfold/message_context.hpp"
@@ -144,6 +146,71 @@ class communicator {
   void all_reduce(const void* in, void* out, std::size_t count, dtype type, reduction op,
                   const call_options& options = {}) {
     collectives::all_reduce(ctx(), reducer_of<Arch>(type, op), in, out, count, options);
+  }
+
+  /// Folds `in` over all ranks and puts f(x, i) into `out`, on every rank, for each element x of
+  /// the result and its index i: a residual added, a scale, a cast. `out` is of the same size, of
+  /// whatever type f returns, and apart from `in`, or the same and of elements of the same size.
+  ///
+  /// f is each rank's own, and so is what it reads: a peer may pass another one, or none. It may
+  /// read `out` at i, where it finds what was there before the call: out[i] = x + out[i].
+  /// Effects:  f is called once for each element, in the order of the indices, on blocks of the
+  ///           result that are still in the first cache, under round-to-nearest without flushing of
+  ///           subnormals.
+  /// Numerics: x has the bits that all_reduce gives, rounded to T; the rest is f's.
+  /// Throws:   what f throws; the communicator is then given up. A peer that has all it needs
+  ///           completes its call; the others get aborted_error.
+  template <class In, std::size_t N, element Out, std::size_t M, class Op, class F,
+            class Arch = simd::native>
+    requires element<std::remove_const_t<In>> && reduction_op<Op, std::remove_const_t<In>> &&
+             element_epilogue<F, std::remove_const_t<In>>
+  void all_reduce(std::span<In, N> in, std::span<Out, M> out, const Op& op, F&& f,
+                  const call_options& options = {}) {
+    using T = std::remove_const_t<In>;
+    static_assert(std::same_as<std::invoke_result_t<F&, const T&, std::size_t>, Out>,
+                  "rankfold: the epilogue returns another type than the elements of out");
+    detail::check_count("all_reduce", "out", out.size(), in.size());
+    if (sizeof(T) != sizeof(Out) || static_cast<const void*>(in.data()) != out.data()) {
+      detail::check_apart("all_reduce", in.data(), in.size_bytes(), out.data(), out.size_bytes());
+    }
+    const auto blocks = [&f, to = out.data()](const T* block, std::size_t first,
+                                              std::size_t count) {
+      for (std::size_t i = 0; i < count; ++i) to[first + i] = f(block[i], first + i);
+    };
+    all_reduce_through<Arch>(in, op, blocks, options);
+  }
+
+  /// The same in place.
+  template <element T, std::size_t N, class Op, class F, class Arch = simd::native>
+    requires reduction_op<Op, T> && element_epilogue<F, T>
+  void all_reduce(std::span<T, N> data, const Op& op, F&& f, const call_options& options = {}) {
+    all_reduce<T, N, T, N, Op, F&, Arch>(data, data, op, f, options);
+  }
+
+  /// Folds `in` over all ranks and calls f(block, first, count) on every rank for each block of the
+  /// result: `count` elements, of which the first has the index `first`. f puts what it makes of
+  /// them wherever it likes, in `in` too, up to the end of the block; the library writes nothing.
+  ///
+  /// Blocks have up to 8 KiB and come in ascending order without gaps, so that f can finish a row
+  /// when its last part arrives. If f has a member check(type, in, count), that is called before
+  /// anything is sent; what it throws leaves the communicator as it was (epilogues.hpp has such).
+  /// The rest is as above.
+  template <class In, std::size_t N, class Op, class F, class Arch = simd::native>
+    requires element<std::remove_const_t<In>> && reduction_op<Op, std::remove_const_t<In>> &&
+             block_epilogue<F, std::remove_const_t<In>>
+  void all_reduce(std::span<In, N> in, const Op& op, F&& f, const call_options& options = {}) {
+    check_epilogue(f, dtype_of_v<std::remove_const_t<In>>, in.data(), in.size());
+    all_reduce_through<Arch>(in, op, f, options);
+  }
+
+  /// Run-time types; f gets a pointer to void.
+  template <class F, class Arch = simd::native>
+    requires block_epilogue<F, void>
+  void all_reduce(const void* in, std::size_t count, dtype type, reduction op, F&& f,
+                  const call_options& options = {}) {
+    check_epilogue(f, type, in, count);
+    collectives::all_reduce(ctx(), reducer_of<Arch>(type, op), in, kernel::epilogue_for<void>(f),
+                            count, options);
   }
 
   /// Folds `in` over all ranks into the root's `out`, of the same size and apart from it (or the
@@ -667,6 +734,20 @@ class communicator {
   }
 
   std::size_t ranks() const { return static_cast<std::size_t>(size()); }
+
+  template <class Arch, class In, std::size_t N, class Op, class F>
+  void all_reduce_through(std::span<In, N> in, const Op& op, F& f, const call_options& options) {
+    using T = std::remove_const_t<In>;
+    static_assert(sizeof(T) <= detail::epilogue_output::block_bytes,
+                  "rankfold: an element is larger than an epilogue's block of 8192 bytes");
+    collectives::all_reduce(ctx(), reducer_of<T, Op, Arch>(op), in.data(),
+                            kernel::epilogue_for<T>(f), in.size(), options);
+  }
+
+  template <class F>
+  static void check_epilogue(F& f, dtype type, const void* in, std::size_t count) {
+    if constexpr (requires { f.check(type, in, count); }) f.check(type, in, count);
+  }
 
   /// The reducer that all_reduce needs: over several hosts, it folds in parts.
   template <class T, class Op, class Arch>

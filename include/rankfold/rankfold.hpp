@@ -7,6 +7,7 @@
 #include "rankfold/bootstrap/environment.hpp"
 #include "rankfold/communicator.hpp"
 #include "rankfold/dtype.hpp"
+#include "rankfold/epilogues.hpp"
 #include "rankfold/error.hpp"
 #include "rankfold/fingerprint.hpp"
 #include "rankfold/reduction.hpp"

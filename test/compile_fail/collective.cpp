@@ -13,6 +13,7 @@ void use(rankfold::communicator<rankfold::self_transport>& comm) {
   std::vector<std::string> names(4);
   comm.all_reduce(std::span(x));
   comm.all_reduce(std::span<const float>(x), std::span(x));
+  comm.all_reduce(std::span(x), rankfold::sum{}, [](float a, std::size_t) { return a; });
   const std::vector<std::size_t> counts(1, 4);
   comm.gather(std::span<const float>(x), std::span(x), counts, 0);
   comm.all_to_all(std::span<const float>(x), counts, std::span(x), counts);
@@ -60,6 +61,12 @@ void use(rankfold::communicator<rankfold::self_transport>& comm) {
 #endif
 #if defined(CF_UNEVEN_BY_AVG_OF_INT)  // expect: 'reduction_op<Op, T>' \[with Op = .*avg; T = int\]
   comm.reduce_scatter(std::span(n), counts, rankfold::avg{});
+#endif
+#if defined(CF_EPILOGUE_OF_ANOTHER_TYPE)  // expect: the epilogue returns another type
+  comm.all_reduce(std::span(x), rankfold::sum{}, [](float a, std::size_t) { return double{a}; });
+#endif
+#if defined(CF_EPILOGUE_WITHOUT_INDEX)  // expect: no matching function for call to
+  comm.all_reduce(std::span(x), rankfold::sum{}, [](float a) { return a; });
 #endif
 #if defined(CF_NOT_A_TRANSPORT)  // expect: 'transport<Transport>' \[with Transport = int\]
   rankfold::communicator<int> none(3);

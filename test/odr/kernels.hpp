@@ -7,6 +7,7 @@
 #include "rankfold/kernel/convert.hpp"
 #include "rankfold/kernel/fold.hpp"
 #include "rankfold/kernel/partial.hpp"
+#include "rankfold/kernel/rms_norm.hpp"
 
 /// A fold of two arrays of float in each kind of code: vectors, the tail, the stack of many inputs,
 /// conversions, an operator of the user's.
@@ -14,6 +15,7 @@ struct kernel_list {
   std::array<rankfold::kernel::fold_function, 8> folds;
   std::array<rankfold::kernel::convert_function, 6> conversions;
   std::array<rankfold::kernel::partial_reducer, 3> partials;
+  std::array<rankfold::kernel::rms_norm_function, 3> norms;
   rankfold::kernel::fold_function scalar;
 };
 
@@ -35,5 +37,7 @@ kernel_list kernels() {
        kernel::convert_for<float, float8_e4m3fn>(), kernel::convert_for<float8_e5m2, float>()},
       {kernel::partial_reducer_for<bfloat16, sum>(), kernel::partial_reducer_for<float16, avg>(),
        kernel::partial_reducer_for<float8_e5m2, avg>()},
+      {kernel::rms_norm_for(dtype::float32), kernel::rms_norm_for(dtype::bfloat16),
+       kernel::rms_norm_for(dtype::float16)},
       kernel::fold_for<float, sum, simd::scalar>()};
 }

@@ -97,6 +97,16 @@ void check_kernels() {
     y.finish(nullptr, in.data(), n, 2 * n, b.data(), size / 4);
     check(a == b, "finish" + name + " differs");
   }
+  for (std::size_t i = 0; i < base.norms.size(); ++i) {
+    check(base.norms[i] != avx2.norms[i], "norm " + std::to_string(i) + " is one function");
+    // Numbers whose squares are rounded, and whose sums would be others if they were not.
+    std::vector<float> x(size / 4, 1.1F);
+    std::vector<std::byte> a(size);
+    std::vector<std::byte> b(size);
+    base.norms[i](x.data(), in[1], 1e-5F, a.data(), size / 4);
+    avx2.norms[i](x.data(), in[1], 1e-5F, b.data(), size / 4);
+    check(a == b, "norm " + std::to_string(i) + " differs");
+  }
   check(base.scalar != avx2.scalar, "the scalar fold is one function");
 }
 

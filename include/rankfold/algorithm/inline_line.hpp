@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "rankfold/detail/config.hpp"
+#include "rankfold/detail/output.hpp"
 #include "rankfold/kernel/copy.hpp"
 #include "rankfold/kernel/reducer.hpp"
 
@@ -25,11 +26,14 @@ const void* const* inline_line_exchange(Context& ctx, const void* in, std::size_
 }
 
 /// Cost: 1 step; P - 1 lines read by each rank.
-template <class Context>
-void inline_line_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
-                            std::size_t count) {
+template <class Context, class Output>
+void inline_line_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in,
+                            const Output& out, std::size_t count) {
   const void* const* const inputs = inline_line_exchange(ctx, in, count * reducer.element_size);
-  reducer.fold(reducer.op, inputs, ctx.size(), out, count);
+  // One block: a line has no more.
+  out.put(0, count, [&](std::size_t, std::size_t now, void* to) {
+    reducer.fold(reducer.op, inputs, ctx.size(), to, now);
+  });
 }
 
 /// `count` elements a rank; `in` holds P blocks of them. Cost: as inline_line_all_reduce.
@@ -73,7 +77,10 @@ void inline_line_broadcast(Context& ctx, void* data, std::size_t bytes, int root
 template <class Context>
 void inline_line_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
                         std::size_t count, int root) {
-  if (ctx.rank() == root) return inline_line_all_reduce(ctx, reducer, in, out, count);
+  if (ctx.rank() == root) {
+    const detail::buffer_output to(out, reducer.element_size);
+    return inline_line_all_reduce(ctx, reducer, in, to, count);
+  }
   ctx.next_step(0);
   ctx.publish(in, count * reducer.element_size);
 }

@@ -17,9 +17,9 @@ namespace algorithms {
 
 /// Cost: ⌈bytes / chunk⌉ steps; a rank writes `bytes` to its segment and reads (P - 1) · `bytes`
 /// from its peers'.
-template <class Context>
-void one_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
-                         std::size_t count) {
+template <class Context, class Output>
+void one_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in,
+                         const Output& out, std::size_t count) {
   const std::size_t size = reducer.element_size;
   // One element at least: select has checked that it fits.
   const std::size_t limit =
@@ -31,10 +31,12 @@ void one_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const voi
     ctx.give_all(0, now * size);
     ctx.publish();
     ctx.wait_all();
-    const void** const inputs = ctx.inputs();
-    for (int r = 0; r < ctx.size(); ++r) inputs[r] = ctx.half(r);
-    inputs[ctx.rank()] = own;
-    reducer.fold(reducer.op, inputs, ctx.size(), static_cast<std::byte*>(out) + begin * size, now);
+    out.put(begin, now, [&](std::size_t offset, std::size_t some, void* to) {
+      const void** const inputs = ctx.inputs();
+      for (int r = 0; r < ctx.size(); ++r) inputs[r] = ctx.half(r) + offset * size;
+      inputs[ctx.rank()] = own + offset * size;
+      reducer.fold(reducer.op, inputs, ctx.size(), to, some);
+    });
   });
 }
 

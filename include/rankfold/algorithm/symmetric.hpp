@@ -34,17 +34,17 @@ struct input_places {
   way_of_places way;
 };
 
-/// Each rank says where its `bytes` bytes at `in` lie, and whether `out` is another place; without
-/// symmetric memory the call would be carried out as `how`. Peers may read such inputs from then
-/// on, until the last step of the call. Cost: 1 step of a line.
+/// Each rank says where its `bytes` bytes at `in` lie, and whether its output is apart from them;
+/// without symmetric memory the call would be carried out as `how`. Peers may read such inputs from
+/// then on, until the last step of the call. Cost: 1 step of a line.
 template <class Context>
-[[gnu::noinline]] input_places exchange_places(Context& ctx, const void* in, const void* out,
+[[gnu::noinline]] input_places exchange_places(Context& ctx, const void* in, bool apart_here,
                                                std::size_t bytes, algorithm how) {
   struct told {
     detail::symmetric_place place;
     std::uint64_t apart;
   };
-  const told own{ctx.symmetric().place_of(in, bytes), in != out};
+  const told own{ctx.symmetric().place_of(in, bytes), apart_here ? 1U : 0U};
   ctx.next_step(0);
   ctx.publish(&own, sizeof own);
   ctx.wait_all();

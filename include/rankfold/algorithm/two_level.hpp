@@ -36,17 +36,17 @@ namespace algorithms {
 /// On the rail, each carrier sends all others its partials, and all do the last folds. Where that
 /// would be much (`scattered`), it sends each its share of the slice only, and the results go round
 /// in a second step, together with the next chunk's partials.
-template <class Context>
+template <class Context, class Output>
 class two_level {
  public:
-  two_level(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
+  two_level(Context& ctx, const kernel::reducer& reducer, const void* in, const Output& out,
             std::size_t count)
       : ctx_(ctx),
         local_(ctx.local()),
         reducer_(reducer),
         partial_(*reducer.partial),
         in_(static_cast<const std::byte*>(in)),
-        out_(static_cast<std::byte*>(out)),
+        out_(out),
         count_(count),
         size_(reducer.element_size),
         line_(detail::elements_per_line(size_)),
@@ -141,7 +141,8 @@ class two_level {
     rail.give_all(0, fold_units(all, 0, 0));
     rail.publish();
     rail.wait_all();
-    finish_share(all);
+    out_.put(0, count_,
+             [&](std::size_t offset, std::size_t now, void* to) { finish(now, offset, to); });
   }
 
   /// The local step: chunk `round` goes in, and the result of an earlier one comes out.
@@ -166,10 +167,8 @@ class two_level {
     }
     if (round <= lag_) return;
     for (std::size_t q = 0; q < carriers_; ++q) {
-      if (q == place_) continue;
       const bounds s = slice(round - lag_ - 1, q);
-      kernel::copy(out_ + s.begin * size_, local_.half(static_cast<int>(q)) + result_offset(),
-                   s.count * size_);
+      out_.take(s.begin, s.count, local_.half(static_cast<int>(q)) + result_offset());
     }
   }
 
@@ -228,42 +227,32 @@ class two_level {
     rail.wait_all();
     if (sent < chunks_) {
       const bounds s = share(sent, host_);
-      finish_share(s);
-      if (scattered_) {
-        kernel::copy(rail.next_half() + final_offset(), out_ + s.begin * size_, s.count * size_);
-      } else {
-        pass_on(s, s);
-      }
+      finish(s.count, 0, scattered_ ? rail.next_half() + final_offset() : place_inside(sent, s));
     }
     if (scattered_ && sent >= 1) {
-      const bounds all = slice(sent - 1, place_);
       for (std::size_t h = 0; h < hosts_; ++h) {
         const bounds s = share(sent - 1, h);
-        if (h != host_) {
-          kernel::copy(out_ + s.begin * size_, rail.half(static_cast<int>(h)) + final_offset(),
-                       s.count * size_);
-        }
-        pass_on(all, s);
+        kernel::copy(place_inside(sent - 1, s), rail.half(static_cast<int>(h)) + final_offset(),
+                     s.count * size_);
       }
     }
   }
 
-  /// Puts a part of the own slice `all` of the result where the ranks of this host find it.
-  void pass_on(const bounds& all, const bounds& s) {
-    kernel::copy(local_.next_half() + result_offset() + (s.begin - all.begin) * size_,
-                 out_ + s.begin * size_, s.count * size_);
+  /// Where a part of the own slice of the result of chunk c goes, for the ranks of this host.
+  std::byte* place_inside(std::size_t c, const bounds& part) {
+    return local_.next_half() + result_offset() + (part.begin - slice(c, place_).begin) * size_;
   }
 
-  /// The last folds, of the partials of all hosts, to `out`.
-  void finish_share(const bounds& s) {
+  /// The last folds, to `to`: of `count` elements of the partials of all hosts, from `offset` on.
+  void finish(std::size_t count, std::size_t offset, void* to) {
     auto& rail = *ctx_.rail();
     for (std::size_t h = 0; h < hosts_; ++h) {
       for (std::size_t u = 0; u < ctx_.units_of(h).size(); ++u) {
         ctx_.partials()[ctx_.units_of(h)[u]] =
-            rail.half(static_cast<int>(h)) + partial_offset(host_, u);
+            rail.half(static_cast<int>(h)) + partial_offset(host_, u) + offset * partial_.size;
       }
     }
-    ctx_.finish_units(reducer_, out_ + s.begin * size_, s.count);
+    ctx_.finish_units(reducer_, to, count);
   }
 
   Context& ctx_;
@@ -271,7 +260,7 @@ class two_level {
   const kernel::reducer& reducer_;
   const kernel::partial_reducer& partial_;
   const std::byte* in_;
-  std::byte* out_;
+  const Output& out_;
   std::size_t count_;
   std::size_t size_;
   std::size_t line_;
@@ -296,10 +285,10 @@ class two_level {
 /// Cost: between hosts a rank sends and receives (H - 1) · bytes / R, or 2 (H - 1) / H · bytes / R
 /// where that is much less, for H hosts of at least R ranks, in partials (two and four times as
 /// large for sums and products of 16-bit and 8-bit floats); inside a host as two_shot.
-template <class Context>
-void two_level_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
-                          std::size_t count) {
-  two_level<Context>(ctx, reducer, in, out, count).run();
+template <class Context, class Output>
+void two_level_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in,
+                          const Output& out, std::size_t count) {
+  two_level<Context, Output>(ctx, reducer, in, out, count).run();
 }
 
 }  // namespace algorithms

@@ -8,6 +8,7 @@
 
 #include "rankfold/assert.hpp"
 #include "rankfold/detail/config.hpp"
+#include "rankfold/detail/output.hpp"
 #include "rankfold/detail/partition.hpp"
 #include "rankfold/kernel/copy.hpp"
 #include "rankfold/kernel/reducer.hpp"
@@ -23,6 +24,8 @@ inline constexpr int everyone = -1;
 /// wait it fetches the other ranks' slices of chunk c - 1, if the result is for it, and reduces its
 /// own slice of chunk c, into the half of the step to come.
 ///
+/// An epilogue gets its own slice, too, only then: so it gets the slices in their order.
+///
 /// Rank r whose input its peers read where it lies, at places[r], stages nothing but its reduced
 /// slices; where all are such ranks, the step in which they said so serves as the first. Slice r of
 /// an input is read by rank r alone, before the step in which it hands out what it made of it: so
@@ -31,8 +34,8 @@ inline constexpr int everyone = -1;
 ///
 /// With a root, the last step has nothing to read for the others, who do not wait: next_step of the
 /// next call does, before it writes over what the root reads.
-template <class Context>
-void two_shot(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
+template <class Context, class Output>
+void two_shot(Context& ctx, const kernel::reducer& reducer, const void* in, const Output& out,
               std::size_t count, int root, const std::byte* const* places) {
   const std::size_t size = reducer.element_size;
   const auto ranks = static_cast<std::size_t>(ctx.size());
@@ -63,7 +66,6 @@ void two_shot(Context& ctx, const kernel::reducer& reducer, const void* in, void
   const bool all_lie =
       places != nullptr && std::find(places, places + ranks, nullptr) == places + ranks;
   const std::byte* const source = static_cast<const std::byte*>(in);
-  std::byte* const target = static_cast<std::byte*>(out);
 
   for (std::size_t c = 0; c <= chunks; ++c) {
     if (c > 0 || !all_lie) {
@@ -100,17 +102,19 @@ void two_shot(Context& ctx, const kernel::reducer& reducer, const void* in, void
                               : ctx.half(static_cast<int>(r)) + (rank * slice_limit + begin) * size;
         }
         inputs[rank] = source + (s.begin + begin) * size;
-        std::byte* const to = gets ? target + (s.begin + begin) * size : reduced + begin * size;
+        std::byte* to = reduced + begin * size;
+        if constexpr (Output::keeps) {
+          if (gets) to = out.at(s.begin + begin);
+        }
         reducer.fold(reducer.op, inputs, ctx.size(), to, now);
-        if (gets && gives) kernel::copy(reduced + begin * size, to, now * size);
+        if (Output::keeps && gets && gives) kernel::copy(reduced + begin * size, to, now * size);
       }
     }
     if (c > 0 && gets) {
       for (std::size_t r = 0; r < ranks; ++r) {
-        if (r == rank) continue;
+        if (Output::keeps && r == rank) continue;  // is there already
         const detail::slice s = slice_in(c - 1, r);
-        kernel::copy(target + s.begin * size, ctx.half(static_cast<int>(r)) + reduced_offset,
-                     s.count * size);
+        out.take(s.begin, s.count, ctx.half(static_cast<int>(r)) + reduced_offset);
       }
     }
   }
@@ -119,9 +123,10 @@ void two_shot(Context& ctx, const kernel::reducer& reducer, const void* in, void
 /// Cost: ⌈bytes / chunk⌉ + 1 steps, one wait each; a rank writes `bytes` to its segment and reads
 /// 2 (P - 1) / P · `bytes` from its peers'. From a rank in `places` they read as much, of which it
 /// writes a P-th; with all ranks there, ⌈bytes / chunk⌉ steps.
-template <class Context>
-void two_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
-                         std::size_t count, const std::byte* const* places = nullptr) {
+template <class Context, class Output>
+void two_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in,
+                         const Output& out, std::size_t count,
+                         const std::byte* const* places = nullptr) {
   two_shot(ctx, reducer, in, out, count, everyone, places);
 }
 
@@ -129,7 +134,8 @@ void two_shot_all_reduce(Context& ctx, const kernel::reducer& reducer, const voi
 template <class Context>
 void two_shot_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
                      std::size_t count, int root) {
-  two_shot(ctx, reducer, in, out, count, root, nullptr);
+  two_shot(ctx, reducer, in, detail::buffer_output(out, reducer.element_size), count, root,
+           nullptr);
 }
 
 }  // namespace algorithms

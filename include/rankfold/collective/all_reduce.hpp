@@ -12,21 +12,22 @@
 #include "rankfold/detail/buffers.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/fp_environment.hpp"
+#include "rankfold/detail/output.hpp"
 #include "rankfold/fingerprint.hpp"
+#include "rankfold/kernel/epilogue.hpp"
 #include "rankfold/kernel/reducer.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
 namespace collectives {
 
-/// Folds `count` elements at `in` over all ranks into `out` on every rank; `in` and `out` are the
-/// same or apart.
-template <class Context>
-void all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
-                std::size_t count, const call_options& options) {
+/// Folds `count` elements at `in` over all ranks; every rank puts the result into its `out`, one of
+/// detail/output.hpp.
+template <class Context, class Output>
+void all_reduce_to(Context& ctx, const kernel::reducer& reducer, const void* in, const Output& out,
+                   std::size_t count, const call_options& options) {
   detail::check_call("all_reduce", count, options);
   const std::size_t bytes = count * reducer.element_size;
-  if (in != out) detail::check_apart("all_reduce", in, bytes, out, bytes);
   const algorithm how = algorithms::select(ctx, collective::all_reduce, options.algorithm, bytes,
                                            reducer.element_size);
   const detail::fp_environment environment;
@@ -41,10 +42,14 @@ void all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, vo
     const std::byte* const* places = nullptr;
     if constexpr (requires { context.symmetric(); }) {
       if (algorithms::tells_places(context, bytes, reducer.element_size)) [[unlikely]] {
-        const auto found = algorithms::exchange_places(context, in, out, bytes, chosen);
-        if (found.way == algorithms::way_of_places::direct) {
-          algorithms::direct_all_reduce(context, reducer, found.of, out, count);
-          return;
+        bool apart = false;  // an epilogue may write over the input
+        if constexpr (Output::keeps) apart = in != out.at(0);
+        const auto found = algorithms::exchange_places(context, in, apart, bytes, chosen);
+        if constexpr (Output::keeps) {
+          if (found.way == algorithms::way_of_places::direct) {
+            algorithms::direct_all_reduce(context, reducer, found.of, out.at(0), count);
+            return;
+          }
         }
         if (found.way == algorithms::way_of_places::two_shot) places = found.of;
       }
@@ -69,6 +74,23 @@ void all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, vo
     }
   }
   ctx.run(print, [&] { on_one_level(ctx, how); });
+}
+
+/// The same into a buffer; `in` and `out` are the same or apart.
+template <class Context>
+void all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in, void* out,
+                std::size_t count, const call_options& options) {
+  const std::size_t bytes = count * reducer.element_size;
+  if (in != out) detail::check_apart("all_reduce", in, bytes, out, bytes);
+  all_reduce_to(ctx, reducer, in, detail::buffer_output(out, reducer.element_size), count, options);
+}
+
+/// The same through an epilogue, which gets each element of the result once, in ascending order.
+template <class Context>
+void all_reduce(Context& ctx, const kernel::reducer& reducer, const void* in,
+                const kernel::epilogue& epilogue, std::size_t count, const call_options& options) {
+  all_reduce_to(ctx, reducer, in, detail::epilogue_output(epilogue, reducer.element_size), count,
+                options);
 }
 
 }  // namespace collectives

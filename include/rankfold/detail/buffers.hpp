@@ -32,12 +32,17 @@ namespace detail {
                               std::to_string(rank) + "; expected 0 to " + std::to_string(size - 1));
 }
 
+/// Whether [a, a + a_bytes) and [b, b + b_bytes) have a byte in common.
+inline bool overlap(const void* a, std::size_t a_bytes, const void* b, std::size_t b_bytes) {
+  const auto x = reinterpret_cast<std::uintptr_t>(a);
+  const auto y = reinterpret_cast<std::uintptr_t>(b);
+  return a_bytes != 0 && b_bytes != 0 && x < y + b_bytes && y < x + a_bytes;
+}
+
 /// Throws unless [a, a + a_bytes) and [b, b + b_bytes) are apart.
 inline void check_apart(std::string_view name, const void* a, std::size_t a_bytes, const void* b,
                         std::size_t b_bytes) {
-  const auto x = reinterpret_cast<std::uintptr_t>(a);
-  const auto y = reinterpret_cast<std::uintptr_t>(b);
-  if (a_bytes != 0 && b_bytes != 0 && x < y + b_bytes && y < x + a_bytes) [[unlikely]]
+  if (overlap(a, a_bytes, b, b_bytes)) [[unlikely]]
     throw_overlap(name);
 }
 

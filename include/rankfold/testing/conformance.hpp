@@ -346,6 +346,43 @@ void check_all_reduce(Comm& comm, kind op, std::uint64_t seed) {
   }
 }
 
+/// Epilogues get the bits of the fold, each element once, and blocks in order.
+template <class Op, class T, class Comm>
+void check_epilogues(Comm& comm, kind op, std::uint64_t seed) {
+  struct seen {
+    T x;
+    std::size_t index;
+  };
+  for (const std::size_t count : sizes<T>(comm.size())) {
+    const std::vector<T> wanted = folded<T>(op, seed + count, comm.size(), 0, count);
+    std::vector<T> in = row<T>(seed + count, comm.rank(), count);
+    const std::vector<T> before = in;
+    for (const algorithm how : {algorithm::automatic, algorithm::one_shot, algorithm::two_shot}) {
+      const std::string what = describe<T>("all_reduce with an epilogue", comm, count) + ", " +
+                               std::string(name_of(how));
+      std::vector<seen> out(count, seen{T{}, count});
+      comm.all_reduce(std::span<const T>(in), std::span(out), Op{},
+                      [](const T& x, std::size_t i) { return seen{x, i}; }, {.algorithm = how});
+      for (std::size_t i = 0; i < count; ++i) {
+        require(out[i].index == i, what + ": element " + std::to_string(i) + " is missing");
+        require_same(&out[i].x, &wanted[i], 1, what);
+      }
+      in = before;
+      std::size_t end = 0;
+      comm.all_reduce(std::span<const T>(in), Op{},
+                      [&](const T* block, std::size_t first, std::size_t some) {
+                        require(first == end, what + ": blocks are not in order");
+                        std::copy(block, block + some, in.data() + first);
+                        end = first + some;
+                      },
+                      {.algorithm = how});
+      require(end == count, what + ": blocks are missing");
+      require_same(in.data(), wanted.data(), count, what + ", in blocks, in place");
+      in = before;
+    }
+  }
+}
+
 template <class Op, class T, class Comm>
 void check_reduce(Comm& comm, kind op, std::uint64_t seed) {
   for (const std::size_t count : sizes<T>(comm.size())) {
@@ -900,6 +937,13 @@ std::vector<conformance_check> conformance_checks(conformance_run<Transport> run
         cd::check_all_reduce<sum, std::uint8_t>(c, cd::kind::sum, seed);
         cd::check_all_reduce<max, std::int32_t>(c, cd::kind::max, seed);
         cd::check_all_reduce<sum, std::int64_t>(c, cd::kind::sum, seed);
+      });
+    });
+    add("all_reduce gives epilogues the canonical fold's bits" + on, [=] {
+      run(ranks, cd::small_chunks(), [&](comm& c) {
+        cd::check_epilogues<sum, float>(c, cd::kind::sum, seed);
+        cd::check_epilogues<avg, bfloat16>(c, cd::kind::avg, seed);
+        cd::check_epilogues<max, std::int32_t>(c, cd::kind::max, seed);
       });
     });
     add("reduce gives every root the canonical fold's bits" + on, [=] {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "rankfold/detail/output.hpp"
 #include "support/catch.hpp"
 #include "support/contexts.hpp"
 
@@ -28,7 +29,9 @@ TEST_CASE("inline_line carries up to 40 bytes in one step, for every collective"
         std::vector<std::uint8_t> out(count);
         const std::uint64_t before = ctx.steps();
         ctx.run(test_call(count), [&] {
-          algorithms::inline_line_all_reduce(ctx, reducer, in.data(), out.data(), count);
+          algorithms::inline_line_all_reduce(
+              ctx, reducer, in.data(), detail::buffer_output(out.data(), reducer.element_size),
+              count);
         });
         bad += ctx.steps() != before + 1;
         for (std::size_t i = 0; i < count; ++i) {

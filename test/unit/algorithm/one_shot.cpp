@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "rankfold/detail/output.hpp"
 #include "support/catch.hpp"
 #include "support/contexts.hpp"
 #include "support/ordered_blocks.hpp"
@@ -14,7 +15,10 @@ using namespace rankfold;
 TEST_CASE("one_shot folds elements of any size in rank order, at every chunk edge",
           "[algorithm][one_shot]") {
   ordered_blocks::check_all(
-      16384, [](auto&&... arguments) { algorithms::one_shot_all_reduce(arguments...); });
+      16384, [](auto& ctx, const auto& reducer, const void* in, void* out, std::size_t count) {
+        algorithms::one_shot_all_reduce(ctx, reducer, in,
+                                        detail::buffer_output(out, reducer.element_size), count);
+      });
 }
 
 TEST_CASE("one_shot takes one step a chunk, and one for nothing", "[algorithm][one_shot]") {
@@ -25,7 +29,7 @@ TEST_CASE("one_shot takes one step a chunk, and one for nothing", "[algorithm][o
       const std::uint64_t before = ctx.steps();
       ctx.run(test_call(count), [&] {
         algorithms::one_shot_all_reduce(ctx, kernel::reducer_for<std::int32_t>(op), x.data(),
-                                        x.data(), count);
+                                        detail::buffer_output(x.data(), 4), count);
       });
       return ctx.steps() - before;
     };

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "rankfold/detail/output.hpp"
 #include "rankfold/hierarchical_context.hpp"
 #include "support/catch.hpp"
 #include "support/reference.hpp"
@@ -114,7 +115,7 @@ TEST_CASE("two_level takes two local steps, and one more for each chunk more",
                                         algorithm::two_level, 0, 0);
       ctx.run_two_level(call, [&] {
         algorithms::two_level_all_reduce(ctx, kernel::reducer_in_parts_for<std::int32_t>(op),
-                                         x.data(), x.data(), count);
+                                         x.data(), detail::buffer_output(x.data(), 4), count);
       });
       local[rank].push_back(ctx.local().steps() - local_before);
       rail[rank].push_back(ctx.rail()->steps() - rail_before);

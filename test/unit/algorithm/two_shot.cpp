@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "rankfold/detail/output.hpp"
 #include "support/catch.hpp"
 #include "support/contexts.hpp"
 #include "support/ordered_blocks.hpp"
@@ -15,7 +16,10 @@ using namespace rankfold;
 TEST_CASE("two_shot folds elements of any size in rank order, at every chunk edge",
           "[algorithm][two_shot]") {
   ordered_blocks::check_all(
-      32768, [](auto&&... arguments) { algorithms::two_shot_all_reduce(arguments...); });
+      32768, [](auto& ctx, const auto& reducer, const void* in, void* out, std::size_t count) {
+        algorithms::two_shot_all_reduce(ctx, reducer, in,
+                                        detail::buffer_output(out, reducer.element_size), count);
+      });
 }
 
 TEST_CASE("two_shot to a root folds elements of any size in rank order, at every chunk edge",
@@ -40,7 +44,7 @@ TEST_CASE("two_shot takes one step a chunk and one more", "[algorithm][two_shot]
       const std::uint64_t before = ctx.steps();
       ctx.run(test_call(count), [&] {
         algorithms::two_shot_all_reduce(ctx, kernel::reducer_for<std::int32_t>(op), x.data(),
-                                        x.data(), count);
+                                        detail::buffer_output(x.data(), 4), count);
       });
       return ctx.steps() - before;
     };
