@@ -82,19 +82,26 @@ class backward_call {
   std::vector<c10::IValue> arguments_;
 };
 
+/// Keeps what backward_call needs of a call of `op`: the order token, or none, and the arguments
+/// from the one at `first` on.
+inline void save_call(::torch::autograd::AutogradContext& context, const c10::OperatorHandle& op,
+                      c10::IValue order, const torch::jit::Stack& arguments, std::size_t first) {
+  auto& saved = context.saved_data;
+  saved["overload"] = op.schema().overload_name();
+  saved["order"] = std::move(order);
+  c10::List<c10::IValue> own(c10::AnyType::get());
+  for (std::size_t i = first; i < arguments.size(); ++i) own.push_back(arguments[i]);
+  saved["arguments"] = std::move(own);
+}
+
 template <class Library, class Op>
 struct differentiable : ::torch::autograd::Function<differentiable<Library, Op>> {
   static constexpr bool is_traceable = true;  // by compiled autograd: it consists of ops
 
   static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor&,
                             const c10::OperatorHandle& op, torch::jit::Stack& arguments) {
-    auto& saved = context->saved_data;
-    saved["overload"] = op.schema().overload_name();
     const std::size_t first = first_argument(op);
-    saved["order"] = first == 2 ? arguments[1] : c10::IValue();
-    c10::List<c10::IValue> own(c10::AnyType::get());
-    for (std::size_t i = first; i < arguments.size(); ++i) own.push_back(arguments[i]);
-    saved["arguments"] = std::move(own);
+    save_call(*context, op, first == 2 ? arguments[1] : c10::IValue(), arguments, first);
     const at::AutoDispatchBelowADInplaceOrView below;
     op.callBoxed(arguments);
     return std::move(arguments.front()).toTensor();
@@ -113,6 +120,16 @@ std::string where_of(const char* op, const torch::jit::Stack& stack) {
   return groups<Library>::where(op, stack[stack.size() - 2].toStringRef());
 }
 
+/// Checks that the operator `op` has a gradient; `name` is the tensor that asks for it.
+template <class Where>
+void check_gradient_operator(const c10::IValue& op, const char* name, Where&& where) {
+  const reduction r = parse_reduction(op.toStringRef(), where);
+  TORCH_CHECK(r == reduction::sum || r == reduction::avg, where(), ": ", name,
+              " requires grad, which op ", name_of(r),
+              " does not support, expected sum or avg; call it on ", name,
+              ".detach(), or under torch.no_grad()");
+}
+
 /// The Autograd kernel of what returns a new tensor.
 template <class Library, class Op>
 void call_with_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -125,12 +142,8 @@ void call_with_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   torch::jit::Stack arguments(begin, stack->end());
   stack->erase(begin, stack->end());
   if constexpr (Op::reduces) {
-    const auto where = [&] { return where_of<Library>(Op::name, arguments); };
-    const reduction r = parse_reduction(arguments[first_argument(op)].toStringRef(), where);
-    TORCH_CHECK(
-        r == reduction::sum || r == reduction::avg, where(), ": x requires grad, which op ",
-        name_of(r),
-        " does not support, expected sum or avg; call it on x.detach(), or under torch.no_grad()");
+    check_gradient_operator(arguments[first_argument(op)], "x",
+                            [&] { return where_of<Library>(Op::name, arguments); });
   }
   const at::Tensor x = arguments.front().toTensor();
   stack->emplace_back(differentiable<Library, Op>::apply(x, op, arguments));

@@ -21,6 +21,7 @@
 #include "rankfold/torch/collective.hpp"
 #include "rankfold/torch/collectives.hpp"
 #include "rankfold/torch/control.hpp"
+#include "rankfold/torch/epilogue.hpp"
 #include "rankfold/torch/loaded_once.hpp"
 #include "rankfold/torch/op.hpp"
 #include "rankfold/torch/overload.hpp"
@@ -36,6 +37,9 @@ void define_collectives(::torch::Library& m, types<Op...>) {
   (collective_ops<Op, Library, ordered>::define(m), ...);
   (collective_ops<Op, Library, eager>::define(m), ...);
   (collective_ops<Op, Library, unordered>::define(m), ...);
+  define_epilogues<Library, ordered>(m);
+  define_epilogues<Library, eager>(m);
+  define_epilogues<Library, unordered>(m);
   barrier_ops<Library, ordered>::define(m);
   barrier_ops<Library, eager>::define(m);
 }
