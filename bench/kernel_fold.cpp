@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "rankfold/detail/fp_environment.hpp"
+#include "rankfold/kernel/dispatch.hpp"
 #include "rankfold/kernel/fold.hpp"
 
 namespace {
@@ -80,14 +81,8 @@ int main(int argc, char** argv) {
   std::byte* const out = buffers[most];
   std::byte* const check = buffers[most + 1];
 
-  std::printf("buffers of %zu bytes, registers of %zu bytes; GB/s of bytes read and written\n",
-              size, [] {
-                if constexpr (simd::has_batch_v<simd::native, std::uint8_t>) {
-                  return simd::width_bytes<simd::native>;
-                } else {
-                  return std::size_t{0};
-                }
-              }());
+  std::printf("buffers of %zu bytes, kernels for %s; GB/s of bytes read and written\n", size,
+              std::string(kernel::isa()).c_str());
   const double copy = best_seconds([&] {
     std::memcpy(out, buffers[0], size);
     asm volatile("" : : "r"(out) : "memory");

@@ -32,11 +32,11 @@ cpus = len(os.sched_getaffinity(0))
 # debug information, which would double the time to compile.
 plain = ["-Dbuildtype=custom", "-Doptimization=2", "-Ddebug=false", "-Dwerror=true"]
 cpp_only = ["-Dtorch=disabled", "-Dmpi=disabled", "-Dexamples=disabled"]
-sanitized = [*cpp_only, "-Dbuildtype=custom", "-Ddebug=false", "-Db_lundef=false"]
+sanitized = [*cpp_only, "-Ddispatch=false", "-Dbuildtype=custom", "-Ddebug=false", "-Db_lundef=false"]
 FOLDERS = {
     "test": [*plain, "-Dexamples=enabled", "-Dbenchmarks=enabled",
              f"-Dtorch_python={venv / 'bin' / 'python'}"],
-    "test-native": [*plain, *cpp_only, "-Dcpp_args=-march=native"],
+    "test-native": [*plain, *cpp_only, "-Ddispatch=false", "-Dcpp_args=-march=native"],
     "test-asan": [*sanitized, "-Doptimization=1", "-Db_sanitize=address,undefined",
                   "-Dcpp_args=-g1 -march=native"],
     "test-tsan": [*sanitized, "-Doptimization=1", "-Db_sanitize=thread", "-Dcpp_args=-g1"],
@@ -46,7 +46,7 @@ SUITES = {
     "checks": ("test", ["--suite", "checks"], 120),
     "headers": ("test", ["--suite", "headers"], 600),
     "compile_fail": ("test", ["--suite", "compile_fail"], 300),
-    "odr": ("test", ["--suite", "odr"], 60),
+    "odr": ("test", ["--suite", "odr"], 120),
     "unit": ("test", ["--suite", "unit"], 900),
     "conformance": ("test", ["--suite", "conformance"], 600),
     "stress": ("test", ["--suite", "stress"], 600),

@@ -10,6 +10,7 @@
 #include "rankfold/epilogues.hpp"
 #include "rankfold/error.hpp"
 #include "rankfold/fingerprint.hpp"
+#include "rankfold/kernel/dispatch.hpp"
 #include "rankfold/reduction.hpp"
 #include "rankfold/transport.hpp"
 #include "rankfold/transport/self.hpp"

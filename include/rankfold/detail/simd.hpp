@@ -15,6 +15,7 @@
 
 #include "rankfold/detail/attributes.hpp"
 #include "rankfold/detail/config.hpp"
+#include "rankfold/detail/cpu_extensions.hpp"
 
 #if XSIMD_VERSION_MAJOR < 8 || (XSIMD_VERSION_MAJOR == 8 && XSIMD_VERSION_MINOR < 1)
 #  error "rankfold: xsimd 8.1 or newer is needed"
@@ -33,88 +34,43 @@ struct target {
 
 namespace detail {
 
-// One bit for each flag that changes the code that GCC and Clang make of plain C++ or of the
-// intrinsics below.
-inline constexpr unsigned extensions = 0U
-#ifdef __SSE3__
-                                       | 1U << 0
-#endif
-#ifdef __SSSE3__
-                                       | 1U << 1
-#endif
-#ifdef __SSE4_1__
-                                       | 1U << 2
-#endif
-#ifdef __SSE4_2__
-                                       | 1U << 3
-#endif
-#ifdef __AVX__
-                                       | 1U << 4
-#endif
-#ifdef __AVX2__
-                                       | 1U << 5
-#endif
-#ifdef __FMA__
-                                       | 1U << 6
-#endif
-#ifdef __F16C__
-                                       | 1U << 7
-#endif
-#ifdef __BMI__
-                                       | 1U << 8
-#endif
-#ifdef __BMI2__
-                                       | 1U << 9
-#endif
-#ifdef __LZCNT__
-                                       | 1U << 10
-#endif
-#ifdef __POPCNT__
-                                       | 1U << 11
-#endif
-#ifdef __MOVBE__
-                                       | 1U << 12
-#endif
-#ifdef __AVX512F__
-                                       | 1U << 13
-#endif
-#ifdef __AVX512VL__
-                                       | 1U << 14
-#endif
-#ifdef __AVX512DQ__
-                                       | 1U << 15
-#endif
-#ifdef __AVX512BW__
-                                       | 1U << 16
-#endif
-#ifdef __AVX512VBMI__
-                                       | 1U << 17
-#endif
-#ifdef __AVX512VBMI2__
-                                       | 1U << 18
-#endif
-#ifdef __AVX512FP16__
-                                       | 1U << 19
-#endif
-    ;
-
 template <class XsimdArch>
-using native_target = std::conditional_t<xsimd::has_simd_register<std::uint8_t, XsimdArch>::value,
-                                         target<XsimdArch, extensions>, target<void, extensions>>;
+using compiled_target =
+    std::conditional_t<xsimd::has_simd_register<std::uint8_t, XsimdArch>::value,
+                       target<XsimdArch, rankfold::detail::compiled_extensions>,
+                       target<void, rankfold::detail::compiled_extensions>>;
 
 }  // namespace detail
 
 /// Plain C++, one element at a time: the reference for the bits of every other target.
-using scalar = target<void, detail::extensions>;
+using scalar = target<void, rankfold::detail::compiled_extensions>;
 
 /// What the flags of this translation unit allow.
-using native = detail::native_target<xsimd::default_arch>;
+using compiled = detail::compiled_target<xsimd::default_arch>;
+
+/// The kernels of the library's own operators are those that were chosen for this machine
+/// (kernel/dispatch.hpp). All else, a user's operator, is compiled for `Compiled`, which keeps
+/// functions of translation units with different flags apart.
+template <class Compiled>
+struct dispatched : Compiled {};
+
+template <class Arch>
+inline constexpr bool is_dispatched_v = false;
+template <class Compiled>
+inline constexpr bool is_dispatched_v<dispatched<Compiled>> = true;
+
+/// What kernels are for unless somebody says otherwise.
+#ifdef RANKFOLD_DISPATCH  // public: the program is linked with kernel/dispatch.cpp
+using native = dispatched<compiled>;
+#else
+using native = compiled;
+#endif
 
 /// Whether the target has registers of elements of type `T`.
 template <class Arch, class T>
-inline constexpr bool has_batch_v = xsimd::has_simd_register<T, typename Arch::arch>::value;
-template <unsigned Extensions, class T>
-inline constexpr bool has_batch_v<target<void, Extensions>, T> = false;
+inline constexpr bool has_batch_v =
+    std::conjunction_v<std::negation<std::is_void<typename Arch::arch>>,
+                       xsimd::has_simd_register<T, typename Arch::arch>>;
 
 template <class Arch, class T>
 using batch = xsimd::batch<T, typename Arch::arch>;
@@ -125,6 +81,24 @@ using bytes = batch<Arch, std::uint8_t>;
 
 template <class Arch>
 inline constexpr std::size_t width_bytes = sizeof(bytes<Arch>);
+
+/// What people call it: "sse2", "avx2", "avx512", another name of xsimd's, or "scalar".
+template <class Arch>
+constexpr const char* name_of() noexcept {
+  if constexpr (!has_batch_v<Arch, std::uint8_t>) {
+    return "scalar";
+#ifdef __AVX512BW__
+  } else if constexpr (width_bytes<Arch> == 64) {
+    return "avx512";
+#endif
+#ifdef __AVX2__
+  } else if constexpr (width_bytes<Arch> == 32) {
+    return "avx2";
+#endif
+  } else {
+    return Arch::arch::name();
+  }
+}
 
 namespace detail {
 

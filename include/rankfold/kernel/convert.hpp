@@ -10,6 +10,7 @@
 #include "rankfold/detail/float16_batch.hpp"
 #include "rankfold/detail/float8_batch.hpp"
 #include "rankfold/detail/fold_element.hpp"
+#include "rankfold/detail/kernel_table.hpp"
 #include "rankfold/detail/simd.hpp"
 #include "rankfold/dtype.hpp"
 
@@ -73,11 +74,20 @@ void convert(const void* in, void* out, std::size_t count) noexcept {
   }
 }
 
-/// The conversion from `From` to `To` for the instruction set of this translation unit.
+/// The conversion from `From` to `To` for the instruction set of this translation unit, or that was
+/// chosen for the machine.
+///
+/// Throws: see kernel/dispatch.hpp; nothing without it.
 template <class To, class From, class Arch = simd::native>
   requires convertible_elements<To, From>
-constexpr convert_function convert_for() noexcept {
-  return &convert<Arch, To, From>;
+constexpr convert_function convert_for() noexcept(!simd::is_dispatched_v<Arch>) {
+  if constexpr (!simd::is_dispatched_v<Arch>) {
+    return &convert<Arch, To, From>;
+  } else if constexpr (std::is_same_v<To, float>) {
+    return dispatch::kernels().to_float[static_cast<std::size_t>(dtype_of_v<From>)];
+  } else {
+    return dispatch::kernels().from_float[static_cast<std::size_t>(dtype_of_v<To>)];
+  }
 }
 
 }  // namespace kernel

@@ -10,6 +10,7 @@
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/fold_batch.hpp"
 #include "rankfold/detail/fold_element.hpp"
+#include "rankfold/detail/kernel_table.hpp"
 #include "rankfold/detail/simd.hpp"
 #include "rankfold/dtype.hpp"
 #include "rankfold/reduction.hpp"
@@ -60,19 +61,45 @@ void fold(const void* op, const void* const* in, int n, void* out,
   }
 }
 
-/// The fold of `T` under `Op` for the instruction set that this translation unit is compiled for.
+}  // namespace kernel
+
+namespace detail {
+
+/// The place in a table of what belongs to `type` and `operation`; null for numbers that are none.
+template <class Entry>
+RANKFOLD_DETAIL_INLINE const Entry* find_entry(
+    const Entry (&entries)[dispatch::kernel_table::operators][dispatch::kernel_table::types],
+    dtype type, reduction operation) noexcept {
+  const auto row = static_cast<std::size_t>(operation);
+  const auto column = static_cast<std::size_t>(type);
+  const bool inside =
+      row < dispatch::kernel_table::operators && column < dispatch::kernel_table::types;
+  return inside ? &entries[row][column] : nullptr;
+}
+
+}  // namespace detail
+
+namespace kernel {
+
+/// The fold of `T` under `Op` for the instruction set that this translation unit is compiled for, or
+/// that was chosen for the machine.
+///
+/// Throws: see kernel/dispatch.hpp; nothing without it.
 template <class T, class Op, class Arch = simd::native>
   requires reduction_op<Op, T>
-constexpr fold_function fold_for() noexcept {
-  if constexpr (builtin_operator<Op>) {
+constexpr fold_function fold_for() noexcept(!simd::is_dispatched_v<Arch>) {
+  if constexpr (!builtin_operator<Op>) {
+    return &fold<Arch, Op, T>;
+  } else if constexpr (simd::is_dispatched_v<Arch>) {
+    return *detail::find_entry(dispatch::kernels().folds, dtype_of_v<T>, reduction_of_v<Op>);
+  } else {
     // One kernel per element type, whatever its name (long and long long).
     return &fold<Arch, Op, element_t<dtype_of_v<T>>>;
-  } else {
-    return &fold<Arch, Op, T>;
   }
 }
 
 [[noreturn]] inline void throw_undefined_fold(dtype type, reduction operation) {
+  visit(operation, [type](auto) { return size_of(type); });  // which throw for an unknown one
   throw std::invalid_argument("rankfold: the operator " + std::string(name_of(operation)) +
                               " is not defined for elements of type " + std::string(name_of(type)));
 }
@@ -83,15 +110,23 @@ constexpr fold_function fold_for() noexcept {
 /// Throws: `std::invalid_argument` if the operator does not support the type, or one is unknown.
 template <class Arch = simd::native>
 fold_function fold_for(dtype type, reduction operation) {
-  return visit(operation, [type, operation]<class Op>(Op) -> fold_function {
-    return visit(type, [type, operation]<class T>() -> fold_function {
-      if constexpr (supports_v<Op, T>) {
-        return &fold<Arch, Op, T>;
-      } else {
-        throw_undefined_fold(type, operation);
-      }
+  if constexpr (simd::is_dispatched_v<Arch>) {
+    const auto* const fold = detail::find_entry(dispatch::kernels().folds, type, operation);
+    if (fold == nullptr || *fold == nullptr) {
+      throw_undefined_fold(type, operation);
+    }
+    return *fold;
+  } else {
+    return visit(operation, [type, operation]<class Op>(Op) -> fold_function {
+      return visit(type, [type, operation]<class T>() -> fold_function {
+        if constexpr (supports_v<Op, T>) {
+          return &fold<Arch, Op, T>;
+        } else {
+          throw_undefined_fold(type, operation);
+        }
+      });
     });
-  });
+  }
 }
 
 }  // namespace kernel

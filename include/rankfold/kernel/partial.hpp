@@ -12,6 +12,7 @@
 #include "rankfold/detail/canonical_tree.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/fold_batch.hpp"
+#include "rankfold/detail/kernel_table.hpp"
 #include "rankfold/detail/simd.hpp"
 #include "rankfold/dtype.hpp"
 #include "rankfold/kernel/fold.hpp"
@@ -36,7 +37,8 @@ using partial_t = std::conditional_t<std::is_same_v<Op, sum> || std::is_same_v<O
 using finish_function = void (*)(const void* op, const void* const* in, int n, int total, void* out,
                                  std::size_t count);
 
-/// A reduction in parts, of one element type under one operator, without its types.
+/// A reduction in parts, of one element type under one operator, without its types: three functions,
+/// and the bytes of a partial.
 ///
 /// `fold`, of the n inputs of a subtree of the canonical tree, also of one, gives a partial;
 /// `combine` of n partials a partial; `finish` of n partials, also of one, the result. The n
@@ -51,12 +53,7 @@ using finish_function = void (*)(const void* op, const void* const* in, int n, i
 /// Numerics:   bit by bit `fold` over all inputs, for any such cut. Nothing is rounded to T, nor
 ///             divided, before `finish`. The bits of partials are determined, too.
 /// Throws:     as `fold_function`.
-struct partial_reducer {
-  fold_function fold;
-  fold_function combine;
-  finish_function finish;
-  std::size_t size;  ///< bytes of a partial
-};
+using partial_reducer = dispatch::partial_reducer;
 
 /// The `fold` of a `partial_reducer` whose partials are not elements.
 template <class Arch, class Op, class T>
@@ -93,11 +90,16 @@ inline constexpr partial_reducer partial_reducer_v = [] {
   }
 }();
 
-/// The same of `T` under `Op` for the instruction set that this translation unit is compiled for.
+/// The same of `T` under `Op` for the instruction set that this translation unit is compiled for, or
+/// that was chosen for the machine.
+///
+/// Throws: see kernel/dispatch.hpp; nothing without it.
 template <class T, class Op, class Arch = simd::native>
   requires reduction_op<Op, T>
-constexpr const partial_reducer& partial_reducer_for() noexcept {
-  if constexpr (builtin_operator<Op>) {  // see fold_for
+constexpr const partial_reducer& partial_reducer_for() noexcept(!simd::is_dispatched_v<Arch>) {
+  if constexpr (builtin_operator<Op> && simd::is_dispatched_v<Arch>) {
+    return *detail::find_entry(dispatch::kernels().partials, dtype_of_v<T>, reduction_of_v<Op>);
+  } else if constexpr (builtin_operator<Op>) {  // see fold_for
     return partial_reducer_v<Arch, Op, element_t<dtype_of_v<T>>>;
   } else {
     return partial_reducer_v<Arch, Op, T>;
@@ -109,20 +111,28 @@ constexpr const partial_reducer& partial_reducer_for() noexcept {
 /// Throws: `std::invalid_argument` if the operator does not support the type, or one is unknown.
 template <class Arch = simd::native>
 const partial_reducer& partial_reducer_for(dtype type, reduction operation) {
-  return visit(operation, [type, operation]<class Op>(Op) -> const partial_reducer& {
-    return visit(type, [type, operation]<class T>() -> const partial_reducer& {
-      if constexpr (supports_v<Op, T>) {
-        return partial_reducer_v<Arch, Op, T>;
-      } else {
-        throw_undefined_fold(type, operation);
-      }
+  if constexpr (simd::is_dispatched_v<Arch>) {
+    const auto* const found = detail::find_entry(dispatch::kernels().partials, type, operation);
+    if (found == nullptr || found->fold == nullptr) {
+      throw_undefined_fold(type, operation);
+    }
+    return *found;
+  } else {
+    return visit(operation, [type, operation]<class Op>(Op) -> const partial_reducer& {
+      return visit(type, [type, operation]<class T>() -> const partial_reducer& {
+        if constexpr (supports_v<Op, T>) {
+          return partial_reducer_v<Arch, Op, T>;
+        } else {
+          throw_undefined_fold(type, operation);
+        }
+      });
     });
-  });
+  }
 }
 
 /// `reducer_for` of algorithms that fold in parts.
 template <class T, class Op, class Arch = simd::native>
-reducer reducer_in_parts_for(const Op& op) noexcept {
+reducer reducer_in_parts_for(const Op& op) noexcept(!simd::is_dispatched_v<Arch>) {
   reducer r = reducer_for<T, Op, Arch>(op);
   r.partial = &partial_reducer_for<T, Op, Arch>();
   return r;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "rankfold/detail/config.hpp"
+#include "rankfold/detail/kernel_table.hpp"
 #include "rankfold/detail/simd.hpp"
 #include "rankfold/dtype.hpp"
 #include "rankfold/kernel/fold.hpp"
@@ -16,7 +17,7 @@ RANKFOLD_BEGIN_NAMESPACE
 
 namespace kernel {
 
-struct partial_reducer;  // kernel/partial.hpp
+using partial_reducer = dispatch::partial_reducer;  // kernel/partial.hpp
 
 struct reducer {
   fold_function fold;
@@ -33,7 +34,7 @@ struct reducer {
 /// units built for different instruction sets never share one function (the linker would merge
 /// equal names).
 template <class T, class Op, class Arch = simd::native>
-reducer reducer_for(const Op& op) noexcept {
+reducer reducer_for(const Op& op) noexcept(!simd::is_dispatched_v<Arch>) {
   return {fold_for<T, Op, Arch>(), &op, sizeof(T), dtype_of_v<T>, operator_id_v<Op, T>};
 }
 
