@@ -8,6 +8,7 @@ usage: check.py SOURCE_FOLDER
 
 import os
 import pathlib
+import platform
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,16 @@ def cmake(work, prefix):
     run("cmake", "-G", "Ninja", "-S", here, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", build)
     run(build / "consumer")
+    assert not list(build.rglob("*rankfold_kernels*.a")), "kernels are built only where they are linked"
+
+
+def cmake_dispatch(work, prefix):
+    build = work / "cmake_dispatch"
+    run("cmake", "-G", "Ninja", "-S", here, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release")
+    run("cmake", "--build", build, "--target", "dispatching_consumer")
+    if platform.machine() == "x86_64":
+        output = run(build / "dispatching_consumer", RANKFOLD_ISA="sse2")
+        assert output.endswith(", sse2"), output
 
 
 def cmake_refuses(work, prefix):
@@ -84,6 +95,9 @@ def pkg_config(work, prefix):
                 PKG_CONFIG_PATH=prefix / "share" / "pkgconfig").split()
     known = [flag for flag in flags if flag.startswith(("-m", "-O", "-W", "-std", "-D"))]
     assert not known, f"the package must export no such flags: {known}"
+    dispatch = run("pkg-config", "--variable=dispatch_source", "rankfold",
+                   PKG_CONFIG_PATH=prefix / "share" / "pkgconfig")
+    assert pathlib.Path(dispatch).read_text().startswith("// SPDX"), dispatch
     program = work / "by_hand"
     run(os.environ.get("CXX", "c++"), "-std=c++20", here / "main.cpp", "-o", program, *flags)
     run(program)
@@ -99,6 +113,8 @@ def subproject(work, _):
     run("meson", "setup", build, project, "--force-fallback-for=rankfold")
     run("meson", "compile", "-C", build)
     assert not list(build.rglob("test_support*")), "a subproject must not build our tests"
+    assert "dispatching_consumer" in (build / "build.ninja").read_text(), "rankfold-dispatch is not known"
+    assert not list(build.rglob("librankfold_*.a")), "kernels are built only where they are linked"
     run(build / "consumer")
 
 
@@ -108,7 +124,7 @@ with tempfile.TemporaryDirectory() as name:
     for file in (prefix / "share" / "pkgconfig" / "rankfold.pc", *prefix.rglob("*.cmake")):
         if str(work) in file.read_text():
             sys.exit(f"{file} knows where it was installed")
-    for consume in (cmake, cmake_refuses, meson, pkg_config, subproject):
+    for consume in (cmake, cmake_dispatch, cmake_refuses, meson, pkg_config, subproject):
         attempt(f"package: {consume.__name__}", consume, work, prefix)
 print("".join(results), end="")
 if report := os.environ.get("RANKFOLD_TEST_REPORT"):
