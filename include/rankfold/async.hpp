@@ -78,15 +78,17 @@ class async_core {
   void wait(const async_task& task) {
     if (is_done(task)) return;
     check_process();
+    pace asking;
     std::unique_lock lock(mutex_);
     while (!is_done(task)) {
       if (!turn_ && may_carry_out(task)) {
-        take_turn(lock, &task);
+        take_turn(lock, &task, &asking);
       } else {
         check_not_own_turn();
         if (!turn_) worker_.notify_one();
         rest(lock, std::chrono::steady_clock::now() + slice);
       }
+      if (!is_done(task)) ask(lock, asking);
     }
   }
 
@@ -98,15 +100,17 @@ class async_core {
     constexpr std::chrono::hours decade{24 * 3650};
     const auto until =
         std::chrono::steady_clock::now() + (std::min<std::chrono::milliseconds>)(most, decade);
+    pace asking;
     std::unique_lock lock(mutex_);
     check_not_own_turn();
     if (!turn_ && ends_within(task, most)) {
-      take_turn(lock, &task);
+      take_turn(lock, &task, &asking);
       if (is_done(task)) return true;
     }
     if (!turn_) worker_.notify_one();
     while (!is_done(task) && std::chrono::steady_clock::now() < until) {
       rest(lock, (std::min)(until, std::chrono::steady_clock::now() + slice));
+      ask(lock, asking);
     }
     return is_done(task);
   }
@@ -136,9 +140,26 @@ class async_core {
 
   bool forked() const noexcept { return generation_ != fork_generation(); }
 
-  /// Carries out what is there until nothing is left, or `until` is done or may no longer be waited
-  /// for that way. With the lock and the turn; without the lock while it works.
-  virtual void drive(std::unique_lock<std::mutex>& lock, const async_task* until) = 0;
+  static constexpr std::chrono::milliseconds slice{100};
+
+  /// When who waits is to ask for interruptions: a slice after it last did, or began.
+  class pace {
+   public:
+    bool is_due() {
+      const auto now = std::chrono::steady_clock::now();
+      if (since_ == std::chrono::steady_clock::time_point{}) since_ = now;
+      return now - since_ >= slice;
+    }
+    void begin_anew() { since_ = {}; }
+
+   private:
+    std::chrono::steady_clock::time_point since_{};  // none: not looked at yet
+  };
+
+  /// Carries out what is there until nothing is left; for who waits, until `until` is done or may no
+  /// longer be waited for that way, or it is to ask for interruptions. With the lock and the turn;
+  /// without the lock while it works.
+  virtual void drive(std::unique_lock<std::mutex>& lock, const async_task* until, pace* asking) = 0;
   virtual bool has_work() const noexcept = 0;  // with the lock
   /// Whether a thread that waits for `task` alone may carry things out: for a transfer no calls, of
   /// which it does not know how long they take. With the lock.
@@ -149,12 +170,17 @@ class async_core {
   /// The interrupt callback. Without the lock.
   virtual void interrupt() = 0;
 
-  /// Waits for a change, and asks for interruptions where there is none until then.
+  /// Waits for a change.
   void rest(std::unique_lock<std::mutex>& lock, std::chrono::steady_clock::time_point until) {
     ++waiters_;
-    const bool changed = changed_.wait_until(lock, until) == std::cv_status::no_timeout;
+    changed_.wait_until(lock, until);
     --waiters_;
-    if (changed) return;
+  }
+
+  /// Asks for interruptions where that is due, however much changes meanwhile.
+  void ask(std::unique_lock<std::mutex>& lock, pace& asking) {
+    if (!asking.is_due()) return;
+    asking.begin_anew();
     lock.unlock();
     try {
       interrupt();
@@ -165,10 +191,11 @@ class async_core {
     lock.lock();
   }
 
-  void take_turn(std::unique_lock<std::mutex>& lock, const async_task* until) {
+  void take_turn(std::unique_lock<std::mutex>& lock, const async_task* until = nullptr,
+                 pace* asking = nullptr) {
     turn_ = true;
     owner_ = std::this_thread::get_id();
-    drive(lock, until);
+    drive(lock, until, asking);
     turn_ = false;
     owner_ = {};
     if (waiters_ > 0) changed_.notify_all();
@@ -218,7 +245,7 @@ class async_core {
     int naps = 0;
     for (;;) {
       if (!turn_ && has_work()) {
-        take_turn(lock, nullptr);
+        take_turn(lock);
       } else if (stopping_ && !turn_) {
         return;
       } else if (naps < most_naps) {
@@ -236,7 +263,6 @@ class async_core {
     }
   }
 
-  static constexpr std::chrono::milliseconds slice{100};
   static constexpr std::chrono::microseconds nap{100};
   static constexpr int most_naps = 20;
 
@@ -272,8 +298,8 @@ class handle {
   }
 
   /// The same for `timeout` at most. Throws: `timeout_error`; the call goes on, and may be waited
-  /// for again. Leaves the work to the queue's thread, unless the call is next and the
-  /// communicator's own timeout is no longer.
+  /// for again. Leaves the work to the queue's thread, unless the call is next and its own timeout is
+  /// no longer.
   void wait(std::chrono::milliseconds timeout) const {
     if (task_ == nullptr) return;
     if (!task_->core->wait_for(*task_, timeout)) {
@@ -305,6 +331,13 @@ class handle {
 
 namespace detail {
 
+/// How long something that was posted may take once it has begun.
+struct call_time {
+  enum class kind { of_communicator, own, unknown };  // unknown: several calls, or none
+  kind what = kind::of_communicator;
+  std::chrono::milliseconds own{0};
+};
+
 /// The queue itself; kept by the tasks that are not complete, too.
 template <class Transport>
 class async_engine final : public async_core {
@@ -314,12 +347,13 @@ class async_engine final : public async_core {
 
   /// A call of the communicator.
   struct call : async_task {
-    call() : async_task(true) {}
+    explicit call(call_time limit) : async_task(true), time(limit) {}
     virtual void run(comm_type& comm) = 0;
+    const call_time time;
   };
   template <class F>
   struct call_of final : call {
-    explicit call_of(F f) : function(std::move(f)) {}
+    call_of(F f, call_time limit) : call(limit), function(std::move(f)) {}
     void run(comm_type& comm) override { function(comm); }
     F function;
   };
@@ -442,12 +476,14 @@ class async_engine final : public async_core {
   }
 
   bool ends_within(const async_task& task, std::chrono::milliseconds most) const override {
-    const bool next =
-        task.in_order ? !calls_.empty() && calls_.front().get() == &task : calls_.empty();
-    return next && most >= comm_.timeout();
+    if (!task.in_order) return calls_.empty() && most >= comm_.timeout();
+    if (calls_.empty() || calls_.front().get() != &task) return false;
+    const call_time& time = calls_.front()->time;
+    if (time.what == call_time::kind::unknown) return false;
+    return most >= (time.what == call_time::kind::own ? time.own : comm_.timeout());
   }
 
-  void drive(std::unique_lock<std::mutex>& lock, const async_task* until) override {
+  void drive(std::unique_lock<std::mutex>& lock, const async_task* until, pace* asking) override {
     while (until == nullptr || (!is_done(*until) && may_carry_out(*until))) {
       if (!calls_.empty()) {
         std::shared_ptr<call> next = std::move(calls_.front());
@@ -463,13 +499,25 @@ class async_engine final : public async_core {
       } else {
         return;
       }
+      if (asking != nullptr && !is_done(*until) && asking->is_due()) return;
     }
   }
+
+  struct limit_of_call {
+    limit_of_call(context_type& c, const call_time& time) : context(c) {
+      if (time.what == call_time::kind::own) context.limit_calls(time.own);
+    }
+    ~limit_of_call() { context.lift_limit(); }
+    limit_of_call(const limit_of_call&) = delete;
+    limit_of_call& operator=(const limit_of_call&) = delete;
+    context_type& context;
+  };
 
   void carry_out(call& task) {
     std::exception_ptr error;
     try {
       advance_all();  // what was posted before is under way
+      const limit_of_call limit(*context_, task.time);
       task.run(comm_);
     } catch (const std::invalid_argument&) {
       error = std::current_exception();  // nothing was sent
@@ -767,10 +815,15 @@ class async_queue {
   /// Posts `f(communicator&)`: several calls in one, or anything else that needs the communicator.
   /// An exception other than std::invalid_argument gives the communicator up.
   /// `bytes` says how large it is, if known: a large call wakes the queue's thread at once.
+  /// `timeout` is how long the collectives in it may take together, from its beginning; not
+  /// positive: the communicator's timeout, for each. Sends and receives beside it keep theirs.
   template <class F>
     requires std::invocable<F&, comm_type&>
-  handle run(F f, std::size_t bytes = 0) {
-    return post(std::move(f), bytes);
+  handle run(F f, std::size_t bytes = 0, std::chrono::milliseconds timeout = {}) {
+    using kind = detail::call_time::kind;
+    return post(std::move(f), bytes,
+                timeout.count() > 0 ? detail::call_time{kind::own, timeout}
+                                    : detail::call_time{kind::unknown});
   }
 
   /// Sends when it can; `data` may be changed when the handle is complete.
@@ -891,9 +944,9 @@ class async_queue {
   }
 
   template <class F>
-  handle post(F f, std::size_t bytes) {
+  handle post(F f, std::size_t bytes, detail::call_time time = {}) {
     engine_type& engine = this->engine();
-    auto task = std::make_shared<typename engine_type::template call_of<F>>(std::move(f));
+    auto task = std::make_shared<typename engine_type::template call_of<F>>(std::move(f), time);
     task->core = engine_;
     engine.post(std::shared_ptr<typename engine_type::call>(task), bytes);
     return handle(std::move(task));

@@ -517,7 +517,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
     if (ranks.empty()) return;
     this->fail(detail::failure::timeout, this->where(first) + this->ranks_text(ranks) +
                                              " did not arrive within " +
-                                             detail::duration_text(waiting_.timeout));
+                                             detail::duration_text(this->timeout_of_call()));
   }
 
   // --- failing

@@ -116,9 +116,16 @@ class context_base {
   std::chrono::milliseconds timeout() const noexcept { return waiting_.timeout; }
   /// For later calls; `milliseconds::max()` is as good as none.
   void set_timeout(std::chrono::milliseconds timeout) noexcept {
-    constexpr std::chrono::hours decade{24 * 3650};  // far from overflow in nanoseconds
-    waiting_.timeout = (std::min)(timeout, std::chrono::milliseconds(decade));
+    waiting_.timeout = bounded(timeout);
   }
+
+  /// From now until `lift_limit` calls have `timeout` for all of them together, in the place of one
+  /// each; sends and receives, which may outlast that, keep theirs.
+  void limit_calls(std::chrono::milliseconds timeout) {
+    timeout = bounded(timeout);
+    limit_ = call_limit{timeout, clock::now() + timeout};
+  }
+  void lift_limit() noexcept { limit_.reset(); }
 
   /// Runs one collective call: checks that the communicator is usable, runs `body`, and aborts the
   /// communicator if it throws.
@@ -140,12 +147,14 @@ class context_base {
   /// The same as a part of a call of `outer`, within its deadline.
   template <class Outer, class Body>
   void run_part(Outer& outer, const fingerprint& call, Body&& body) {
-    const clock::time_point deadline = outer.deadline_of_call();
-    run(call, [&] {
-      has_deadline_ = true;
-      deadline_ = deadline;
-      body();
-    });
+    limit_ = call_limit{outer.timeout_of_call(), outer.deadline_of_call()};
+    const limit_guard only_here(*this);
+    run(call, std::forward<Body>(body));
+  }
+
+  /// How long this rank's call may take.
+  std::chrono::milliseconds timeout_of_call() const noexcept {
+    return limit_ ? limit_->timeout : waiting_.timeout;
   }
 
   /// When this rank's call must be complete.
@@ -291,6 +300,14 @@ class context_base {
     context_base& self;
   };
 
+  struct limit_guard {
+    explicit limit_guard(context_base& c) : self(c) {}
+    ~limit_guard() { self.lift_limit(); }
+    limit_guard(const limit_guard&) = delete;
+    limit_guard& operator=(const limit_guard&) = delete;
+    context_base& self;
+  };
+
   void enter(const fingerprint& call) {
     check_usable();
     print_ = call;
@@ -341,7 +358,7 @@ class context_base {
   void start_deadline(clock::time_point now) {
     if (has_deadline_) return;
     has_deadline_ = true;
-    deadline_ = now + waiting_.timeout;
+    deadline_ = limit_ ? limit_->until : now + waiting_.timeout;
   }
 
   /// "all_reduce (call 7) on rank 1 of 4 over shm: ", of the call that step `s` belongs to.
@@ -498,12 +515,24 @@ class context_base {
                  rank_text(t.peer) + " (message " + std::to_string(t.place + 1) + ")");
   }
 
+  static constexpr std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) noexcept {
+    constexpr std::chrono::hours decade{24 * 3650};  // far from overflow in nanoseconds
+    return (std::min)(timeout, std::chrono::milliseconds(decade));
+  }
+
+  /// A bound on calls, and what it was when it was set.
+  struct call_limit {
+    std::chrono::milliseconds timeout;
+    clock::time_point until;
+  };
+
   static constexpr std::chrono::nanoseconds slice{std::chrono::milliseconds(100)};
   static constexpr std::size_t long_call = 16384;  // elements
 
   rankfold::tuning tuning_;
   std::uint64_t tuning_hash_ = 0;
   wait_options waiting_;
+  std::optional<call_limit> limit_;
   int rank_;
   int size_;
   unsigned generation_;

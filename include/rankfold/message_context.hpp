@@ -557,7 +557,7 @@ class context<Transport> : public detail::context_base<context<Transport>> {
         this->fail(detail::failure::timeout,
                    this->where(s) + (*what != 0 ? what : "") + this->ranks_text(who()) +
                        (*what != 0 ? " within " : " did not arrive within ") +
-                       detail::duration_text(waiting_.timeout));
+                       detail::duration_text(this->timeout_of_call()));
       }
       if (now - looked >= slice) {
         looked = now;

@@ -22,6 +22,7 @@
 
 using namespace rankfold;
 using namespace std::chrono_literals;
+using std::chrono::steady_clock;
 using testing::run_ranks;
 
 namespace {
@@ -129,18 +130,173 @@ TEST_CASE("async: recv_tagged of any rank says whom it is from", "[async]") {
 }
 
 TEST_CASE("async: recv_tagged has a deadline", "[async]") {
+  const auto begin = steady_clock::now();
   const auto texts = run_ranks(
       2,
       [](auto& comm) {
         auto queue = comm.async();
+        if (queue.rank() == 1) std::this_thread::sleep_for(150ms);  // whose deadline is later
         int value = 0;
         const int source = queue.rank() == 0 ? 1 : queue.any_source;
         return thrown_text([&] { queue.recv_tagged(&value, 1, dtype::int32, source).wait(); });
       },
       quick(300ms));
-  for (const std::string& text : texts) {
-    INFO(text);
-    CHECK(contains(text, "within 0.3 s"));
+  CHECK(steady_clock::now() - begin >= 300ms);
+  CHECK(steady_clock::now() - begin < 3s);
+  INFO(texts[0] << "\n" << texts[1]);
+  CHECK(contains(texts[0], "recv from rank 1 on rank 0 of 2"));
+  CHECK(contains(texts[0], "rank 1 did not send it within 0.3 s"));
+  CHECK(texts[1] == texts[0]);  // rank 1 hears of it before its own time is over
+}
+
+TEST_CASE("async: a message has its own deadline, whatever call it is looked at in", "[async]") {
+  // The call of 300 ms is under way when the messages are posted; what they are for comes later.
+  const auto values = run_ranks(
+      2,
+      [](auto& comm) {
+        auto queue = comm.async();
+        int sent = 5;
+        int got[2] = {0, 0};
+        if (queue.rank() == 1) {
+          std::this_thread::sleep_for(150ms);
+          queue.barrier().wait();
+          std::this_thread::sleep_for(400ms);
+          queue.send(std::span(&sent, 1), 0, {.tag = 1}).wait();
+          queue.recv(std::span(&sent, 1), 0).wait();
+          return 0;
+        }
+        const handle call = queue.run([](auto& inner) { inner.barrier(); }, 0, 300ms);
+        std::this_thread::sleep_for(20ms);  // the queue's thread is in it
+        const handle first = queue.recv_tagged(got, 1, dtype::int32, 1, {.tag = 1});
+        const handle second = queue.send(std::span(got).subspan(1), 1);
+        for (const handle& h : {call, first, second}) h.wait();
+        return got[0];
+      },
+      quick());
+  CHECK(values == std::vector<int>{5, 0});
+}
+
+TEST_CASE("async: a call has its own time, for all that it does", "[async]") {
+  // Rank 0's call lasts until its own time is over, whatever the communicator's is.
+  const auto texts = run_ranks(
+      2,
+      [](auto& comm) {
+        auto queue = comm.async();
+        if (queue.rank() == 1) {
+          for (int i = 0; i < 3; ++i) {
+            std::this_thread::sleep_for(200ms);
+            queue.barrier();
+          }
+          return std::string();
+        }
+        return thrown_text([&] {
+          queue
+              .run(
+                  [](auto& inner) {
+                    for (int i = 0; i < 3; ++i) inner.barrier();
+                  },
+                  0, 500ms)
+              .wait();
+        });
+      },
+      quick());
+  INFO(texts[0]);
+  CHECK(contains(texts[0], "barrier (call 3) on rank 0 of 2"));
+  CHECK(contains(texts[0], "within 0.5 s"));
+}
+
+TEST_CASE("async: a wait with a time leaves what may last longer to the queue", "[async]") {
+  for (const auto own : {0ms, 5000ms}) {  // none: the communicator's, for each of its calls
+    const auto texts = run_ranks(
+        2,
+        [&](auto& comm) {
+          auto queue = comm.async();
+          if (queue.rank() == 1) {
+            for (int i = 0; i < 2; ++i) {
+              std::this_thread::sleep_for(450ms);
+              queue.barrier().wait();
+            }
+            return std::string();
+          }
+          const handle both = queue.run(
+              [](auto& inner) {
+                inner.barrier();
+                inner.barrier();
+              },
+              0, own);
+          const auto begin = steady_clock::now();
+          std::string text = thrown_text([&] { both.wait(650ms); });
+          if (steady_clock::now() - begin < 650ms) text = "too early: " + text;
+          both.wait();
+          return text;
+        },
+        quick(600ms));
+    CHECK(texts[0] == "rankfold: the call was not complete within 0.65 s; it goes on");
+  }
+}
+
+TEST_CASE("async: cancel_tagged leaves what has come, and what comes", "[async]") {
+  const auto texts = run_ranks(
+      2,
+      [](auto& comm) {
+        auto queue = comm.async();
+        int x[3] = {1, 2, 3};
+        if (queue.rank() == 1) {
+          for (const std::uint32_t tag : {3u, 1u}) {
+            queue.send(std::span(x).subspan(tag - 1, 1), 0, {.tag = tag}).wait();
+          }
+          queue.barrier().wait();
+          queue.barrier().wait();
+          queue.send(std::span(x).subspan(1, 1), 0, {.tag = 2}).wait();
+          queue.all_reduce(std::span(x)).wait();
+          return std::string();
+        }
+        int got[4] = {0, 0, 0, 0};
+        const auto receive = [&](std::uint32_t tag, int* place) {
+          return queue.recv_tagged(place, 1, dtype::int32, 1, {.tag = tag});
+        };
+        queue.barrier().wait();
+        const handle late = receive(2, got);
+        const handle here = receive(1, got + 1);  // behind one with tag 3, which is kept
+        const handle cancelled = queue.cancel_tagged();
+        std::string text = thrown_text([&] { late.wait(); });
+        here.wait();
+        cancelled.wait();
+        queue.barrier().wait();
+        const handle again = receive(2, got + 2);
+        queue.all_reduce(std::span(x)).wait();
+        again.wait();
+        receive(3, got + 3).wait();
+        for (const int value : got) text += " " + std::to_string(value);
+        return text + " " + std::to_string(x[2]);
+      },
+      quick());
+  CHECK(texts[0] ==
+        "rankfold: the receive was cancelled before anything had come for it 0 1 2 3 6");
+}
+
+TEST_CASE("async: the interrupt callback is asked however many calls come and go", "[async]") {
+  const auto main = std::this_thread::get_id();
+  for (const bool carries_out : {true, false}) {  // who waits, or the queue's thread
+    std::atomic<bool> asked{false};
+    communicator_options options;
+    options.interrupt = [&] {
+      if (std::this_thread::get_id() == main) asked = true;
+    };
+    communicator comm(self_transport{}, options);
+    auto queue = comm.async();
+    std::atomic<bool> begun{false};
+    const auto small = [&](auto&) {
+      begun = true;
+      if (!asked) std::this_thread::sleep_for(1ms);
+    };
+    handle last;
+    for (int i = 0; i < 3000; ++i) last = queue.run(small);
+    if (!carries_out) {
+      while (!begun) std::this_thread::yield();
+    }
+    last.wait();
+    CHECK(asked);
   }
 }
 

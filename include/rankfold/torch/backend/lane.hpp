@@ -92,7 +92,7 @@ class calls_of final : public calls {
 class lane {
  public:
   virtual ~lane() = default;
-  /// Posts `body`, which has `bytes` to move and that much time for each of its calls.
+  /// Posts `body`, which has `bytes` to move and that much time for all of its calls together.
   virtual handle post(std::function<void(calls&)> body, std::size_t bytes,
                       std::chrono::milliseconds timeout) = 0;
   virtual handle send(const void* data, std::size_t count, dtype type, int peer,
@@ -116,12 +116,11 @@ class lane_of final : public lane {
   handle post(std::function<void(calls&)> body, std::size_t bytes,
               std::chrono::milliseconds timeout) override {
     return queue_.run(
-        [body = std::move(body), timeout](communicator<Transport>& comm) {
-          const its_own_timeout of_this_call(comm, timeout);
+        [body = std::move(body)](communicator<Transport>& comm) {
           calls_of<Transport> made(comm);
           body(made);
         },
-        bytes);
+        bytes, timeout);
   }
   handle send(const void* data, std::size_t count, dtype type, int peer,
               std::uint32_t tag) override {
@@ -141,23 +140,6 @@ class lane_of final : public lane {
   void abort(std::string_view reason) noexcept override { queue_.abort(reason); }
 
  private:
-  /// For one call; messages have that of the communicator.
-  struct its_own_timeout {
-    its_own_timeout(communicator<Transport>& c, std::chrono::milliseconds timeout)
-        : comm(c), usual(c.timeout()), differs(timeout != usual) {
-      if (differs) comm.set_timeout(timeout);
-    }
-    ~its_own_timeout() {
-      if (differs) comm.set_timeout(usual);
-    }
-    its_own_timeout(const its_own_timeout&) = delete;
-    its_own_timeout& operator=(const its_own_timeout&) = delete;
-
-    communicator<Transport>& comm;
-    const std::chrono::milliseconds usual;
-    const bool differs;
-  };
-
   async_queue<Transport> queue_;
 };
 
