@@ -339,6 +339,13 @@ class communicator {
     collectives::all_gather(ctx(), type, size_of(type), in, out, count, options);
   }
 
+  /// The same into memory of its own for each rank: outs[r] gets the elements of rank r. `in` is
+  /// apart from all of it, or is this rank's own. To the other ranks it is the call above.
+  void all_gather(const void* in, std::span<void* const> outs, std::size_t count, dtype type,
+                  const call_options& options = {}) {
+    collectives::all_gather(ctx(), type, size_of(type), in, outs, count, options);
+  }
+
   /// Uneven: rank r has counts[r] elements; `out` gets the blocks one behind the other, without
   /// displacements. Every rank passes the same counts; where they differ, all get mismatch_error
   /// with two ranks' numbers.
@@ -368,6 +375,10 @@ class communicator {
   void all_gather(const void* in, void* out, std::span<const std::size_t> counts, dtype type,
                   const call_options& options = {}) {
     collectives::all_gather_uneven(ctx(), type, size_of(type), in, out, counts, options);
+  }
+  void all_gather(const void* in, std::span<void* const> outs, std::span<const std::size_t> counts,
+                  dtype type, const call_options& options = {}) {
+    collectives::all_gather_uneven(ctx(), type, size_of(type), in, outs, counts, options);
   }
 
   /// Puts `in` of every rank into the root's `out`, in rank order; elsewhere `out` is not looked at

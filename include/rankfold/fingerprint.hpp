@@ -110,6 +110,12 @@ constexpr bool is_uneven(collective c) noexcept {
   return c >= collective::reduce_scatter_uneven && c <= collective::all_to_all_uneven;
 }
 
+/// Whether elements are folded, not only moved.
+constexpr bool is_reduction(collective c) noexcept {
+  return c == collective::all_reduce || c == collective::reduce ||
+         c == collective::reduce_scatter || c == collective::reduce_scatter_uneven;
+}
+
 /// " from root " where one rank sends to all, " to root " where all send to one, else nothing.
 constexpr std::string_view role_of_root(collective c) noexcept {
   switch (c) {
@@ -132,17 +138,21 @@ struct call_options {
   /// Tells apart calls that are alike in every other field, 0 to 1,048,575: ranks that pass
   /// different tags get a mismatch_error instead of each other's data.
   std::uint32_t tag = 0;
+  /// Tells types apart that the library does not know, in calls that only move elements: any number
+  /// below 2^31; ranks that pass different ones get a mismatch_error. 0: nothing is told.
+  std::uint32_t type_id = 0;
 };
 
 /// The fields that must agree between ranks, packed:
 ///   word 0: count (48 bits; of bytes for a user's type; for an uneven collective 0, or the size of
 ///           an element of a user's type), collective (5), dtype (6), algorithm (5)
-///   word 1: operator (32), root (12), tag (20)
+///   word 1: operator, or type_id where elements are only moved (32), root (12), tag (20)
 struct fingerprint {
   std::uint64_t words[2] = {0, 0};
 
   static constexpr std::size_t max_count = (std::size_t{1} << 48) - 1;
   static constexpr std::uint32_t max_tag = (1u << 20) - 1;
+  static constexpr std::uint32_t max_type_id = (1u << 31) - 1;
   static constexpr int max_ranks = 1 << 12;
 
   friend constexpr bool operator==(const fingerprint&, const fingerprint&) = default;
@@ -189,7 +199,9 @@ struct fingerprint {
       text.append(type == dtype::user ? " bytes of a user's type"
                                       : " × " + std::string(name_of(type)));
     }
-    if (operator_id >= 1u << 31) {
+    if (operator_id != 0 && !is_reduction(what())) {
+      text.append(" (type ").append(std::to_string(operator_id)).append(")");
+    } else if (operator_id >= 1u << 31) {
       text.append(" by user operator ").append(std::to_string(operator_id));
     } else if (operator_id != 0) {
       text.append(" by ").append(name_of(static_cast<reduction>(operator_id)));
@@ -207,6 +219,10 @@ namespace detail {
 
 [[noreturn, gnu::cold]] inline void throw_call(std::string_view name, std::size_t count,
                                                const call_options& options) {
+  if (options.type_id > fingerprint::max_type_id) {
+    throw std::invalid_argument(std::string(name) + ": type_id " + std::to_string(options.type_id) +
+                                "; ids of types go from 0 to 2147483647");
+  }
   if (count > fingerprint::max_count) {
     throw std::invalid_argument(std::string(name) + ": " + std::to_string(count) +
                                 " elements; at most 2^48 - 1 are possible");
@@ -217,7 +233,8 @@ namespace detail {
 
 /// Checks what a fingerprint cannot hold.
 inline void check_call(std::string_view name, std::size_t count, const call_options& options) {
-  if (count > fingerprint::max_count || options.tag > fingerprint::max_tag) [[unlikely]]
+  if (count > fingerprint::max_count || options.tag > fingerprint::max_tag ||
+      options.type_id > fingerprint::max_type_id) [[unlikely]]
     throw_call(name, count, options);
 }
 

@@ -153,6 +153,62 @@ TEST_CASE("abort from another thread ends a call that waits", "[communicator]") 
   CHECK(std::chrono::steady_clock::now() - begin < 5s);
 }
 
+TEST_CASE("every call that only moves elements compares type_id", "[communicator]") {
+  constexpr auto type = dtype::uint8;
+  constexpr std::size_t counts[] = {2, 2};
+  for (int which = 0; which < 10; ++which) {
+    const auto texts = testing::run_ranks(2, [&](auto& comm) -> std::string {
+      const call_options options{.type_id = 7u + static_cast<std::uint32_t>(comm.rank())};
+      std::uint8_t x[4] = {};
+      std::uint8_t y[4] = {};
+      const std::span<const std::size_t> uneven(counts);
+      try {
+        switch (which) {
+          case 0:
+            comm.broadcast(x, 4, type, 0, options);
+            break;
+          case 1:
+            comm.all_gather(x, y, 2, type, options);
+            break;
+          case 2:
+            comm.all_gather(x, y, uneven, type, options);
+            break;
+          case 3:
+            comm.gather(x, y, 2, type, 0, options);
+            break;
+          case 4:
+            comm.gather(x, 2, y, uneven, type, 0, options);
+            break;
+          case 5:
+            comm.scatter(x, y, 2, type, 0, options);
+            break;
+          case 6:
+            comm.scatter(x, uneven, y, 2, type, 0, options);
+            break;
+          case 7:
+            comm.all_to_all(x, y, 2, type, options);
+            break;
+          case 8:
+            comm.all_to_all(x, uneven, y, uneven, type, options);
+            break;
+          default:
+            comm.rank() == 0 ? comm.send(x, 4, type, 1, options)
+                             : comm.recv(x, 4, type, 0, options);
+        }
+        comm.barrier();  // who waits for nobody hears of it later
+      } catch (const mismatch_error& e) {
+        return e.what();
+      }
+      return "no error";
+    });
+    for (const std::string& text : texts) {
+      INFO(which << ": " << text);
+      CHECK(text.find("uint8 (type 7)") != std::string::npos);
+      CHECK(text.find("uint8 (type 8)") != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("8 ranks reduce 4 KiB a thousand times without crawling", "[communicator]") {
   const auto begin = std::chrono::steady_clock::now();
   testing::run_ranks(8, [](auto& comm) {

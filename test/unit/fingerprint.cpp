@@ -38,9 +38,9 @@ TEST_CASE("every field changes the fingerprint", "[fingerprint]") {
 
 TEST_CASE("the largest values of all fields do not run into each other", "[fingerprint]") {
   const auto f =
-      fingerprint::of(collective::broadcast, fingerprint::max_count, dtype::boolean, 0xffffffff,
+      fingerprint::of(collective::reduce, fingerprint::max_count, dtype::boolean, 0xffffffff,
                       algorithm::two_shot, fingerprint::max_ranks - 1, fingerprint::max_tag);
-  CHECK(f.what() == collective::broadcast);
+  CHECK(f.what() == collective::reduce);
   CHECK(f.count() == fingerprint::max_count);
   const std::string text = f.describe();
   CHECK(text.find("281474976710655") != std::string::npos);
@@ -54,6 +54,10 @@ TEST_CASE("a fingerprint says what was asked for", "[fingerprint]") {
   CHECK(base().describe() == "all_reduce of 64 × float32 by sum, algorithm one_shot, tag 3");
   CHECK(fingerprint::of(collective::barrier, 0, dtype::user, 0, algorithm::automatic, 0, 0)
             .describe() == "barrier, tag 0");
+  CHECK(fingerprint::of(collective::broadcast, 16, dtype::uint8, fingerprint::max_type_id,
+                        algorithm::one_shot, 1, 3)
+            .describe() ==
+        "broadcast of 16 × uint8 (type 2147483647) from root 1, algorithm one_shot, tag 3");
 }
 
 TEST_CASE("a user's type is counted in bytes, so that ranks with other sizes are told apart",
@@ -88,11 +92,13 @@ TEST_CASE("an uneven collective has no count, but the size of a user's type", "[
         "algorithm one_shot, tag 3");
 }
 
-TEST_CASE("a count or tag that does not fit is refused", "[fingerprint]") {
+TEST_CASE("a count, tag or id of a type that does not fit is refused", "[fingerprint]") {
   CHECK_NOTHROW(
       detail::check_call("all_reduce", fingerprint::max_count, {.tag = fingerprint::max_tag}));
   CHECK_THROWS_AS(detail::check_call("all_reduce", fingerprint::max_count + 1, {}),
                   std::invalid_argument);
   CHECK_THROWS_WITH(detail::check_call("all_reduce", 1, {.tag = 1u << 20}),
                     "all_reduce: tag 1048576; tags go from 0 to 1048575");
+  CHECK_THROWS_WITH(detail::check_call("broadcast", 1, {.type_id = 1u << 31}),
+                    "broadcast: type_id 2147483648; ids of types go from 0 to 2147483647");
 }

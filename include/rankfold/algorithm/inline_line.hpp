@@ -50,14 +50,21 @@ void inline_line_reduce_scatter(Context& ctx, const kernel::reducer& reducer, co
   reducer.fold(reducer.op, inputs, ctx.size(), out, count);
 }
 
-/// `bytes` from every rank, to `out` in rank order. Cost: as inline_line_all_reduce.
-template <class Context>
-void inline_line_all_gather(Context& ctx, const void* in, void* out, std::size_t bytes) {
+/// `bytes` from every rank r, to `place(r)`. Cost: as inline_line_all_reduce.
+template <class Context, class Place>
+void inline_line_all_gather_to(Context& ctx, const void* in, Place&& place, std::size_t bytes) {
   const void* const* const inputs = inline_line_exchange(ctx, in, bytes);
   for (int r = 0; r < ctx.size(); ++r) {
-    std::byte* const to = static_cast<std::byte*>(out) + bytes * static_cast<std::size_t>(r);
+    std::byte* const to = place(static_cast<std::size_t>(r));
     if (to != inputs[r]) kernel::copy(to, inputs[r], bytes);
   }
+}
+
+/// The same to `out`, in rank order.
+template <class Context>
+void inline_line_all_gather(Context& ctx, const void* in, void* out, std::size_t bytes) {
+  inline_line_all_gather_to(
+      ctx, in, [&](std::size_t r) { return static_cast<std::byte*>(out) + bytes * r; }, bytes);
 }
 
 /// Cost: 1 step; the root's line read by each rank; the root does not wait.

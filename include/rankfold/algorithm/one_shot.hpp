@@ -79,14 +79,14 @@ void one_shot_reduce_scatter(Context& ctx, const kernel::reducer& reducer, const
   });
 }
 
-/// The own block at `in`; `out` gets `blocks` of bytes, of all ranks. Cost: ⌈bytes / chunk⌉ steps
-/// for blocks of at most `bytes`; a rank writes its own block and reads those of its peers.
-template <class Context, class Blocks>
-void one_shot_all_gather(Context& ctx, const void* in, void* out, const Blocks& blocks) {
+/// The own block at `in`; `place(r)` gets that of rank r, `blocks` are their bytes. Cost: ⌈bytes /
+/// chunk⌉ steps for blocks of at most `bytes`; a rank writes its own block and reads those of its
+/// peers.
+template <class Context, class Place, class Blocks>
+void one_shot_all_gather_to(Context& ctx, const void* in, Place&& place, const Blocks& blocks) {
   const auto ranks = static_cast<std::size_t>(ctx.size());
   const auto rank = static_cast<std::size_t>(ctx.rank());
   const std::size_t limit = detail::exchange_bytes(ctx);
-  std::byte* const target = static_cast<std::byte*>(out);
   detail::for_chunks(blocks.largest(), limit, [&](std::size_t begin, std::size_t) {
     const std::size_t mine = detail::part_of(blocks.size(rank), begin, limit);
     const std::byte* const own = static_cast<const std::byte*>(in) + (mine != 0 ? begin : 0);
@@ -96,17 +96,25 @@ void one_shot_all_gather(Context& ctx, const void* in, void* out, const Blocks& 
     detail::publish_blocks(ctx, blocks, begin == 0);
     // Depends on nobody: while the others' flags are under way.
     if (mine != 0) {
-      std::byte* const place = target + blocks.begin(rank) + begin;
-      if (place != own) kernel::copy(place, own, mine);
+      std::byte* const to = place(rank) + begin;
+      if (to != own) kernel::copy(to, own, mine);
     }
     detail::await_blocks(ctx, blocks, begin == 0);
     for (std::size_t i = 1; i < ranks; ++i) {
       const std::size_t r = rank + i < ranks ? rank + i : rank + i - ranks;
       const std::size_t now = detail::part_of(blocks.size(r), begin, limit);
       if (now == 0) continue;
-      kernel::copy(target + blocks.begin(r) + begin, ctx.half(static_cast<int>(r)), now);
+      kernel::copy(place(r) + begin, ctx.half(static_cast<int>(r)), now);
     }
   });
+}
+
+/// The same to `out`, where the blocks lie one behind the other.
+template <class Context, class Blocks>
+void one_shot_all_gather(Context& ctx, const void* in, void* out, const Blocks& blocks) {
+  one_shot_all_gather_to(
+      ctx, in, [&](std::size_t r) { return static_cast<std::byte*>(out) + blocks.begin(r); },
+      blocks);
 }
 
 }  // namespace algorithms

@@ -29,8 +29,8 @@ void all_to_all(Context& ctx, dtype type, std::size_t element_size, const void* 
   const std::size_t all = bytes * static_cast<std::size_t>(ctx.size());
   if (in != out) detail::check_apart("all_to_all", in, all, out, all);
   const algorithm how = algorithms::select(ctx, collective::all_to_all, options.algorithm, all, 1);
-  ctx.run(fingerprint::of(collective::all_to_all, type == dtype::user ? bytes : count, type, 0, how,
-                          0, options.tag),
+  ctx.run(fingerprint::of(collective::all_to_all, type == dtype::user ? bytes : count, type,
+                          options.type_id, how, 0, options.tag),
           [&] {
             if (how == algorithm::inline_line) {
               algorithms::inline_line_all_to_all(ctx, in, out, bytes);
@@ -68,9 +68,9 @@ void all_to_all_uneven(Context& ctx, dtype type, std::size_t element_size, const
     detail::check_apart(name_of(what), in, sent.total(), out, received.total());
   }
   const algorithm how = algorithms::select(ctx, what, options.algorithm, 0, 1);
-  ctx.run(
-      fingerprint::of(what, type == dtype::user ? element_size : 0, type, 0, how, 0, options.tag),
-      [&] { algorithms::exchange_all_to_all_uneven(ctx, in, sent, out, received); });
+  ctx.run(fingerprint::of(what, type == dtype::user ? element_size : 0, type, options.type_id, how,
+                          0, options.tag),
+          [&] { algorithms::exchange_all_to_all_uneven(ctx, in, sent, out, received); });
 }
 
 }  // namespace collectives

@@ -23,8 +23,8 @@ void broadcast(Context& ctx, dtype type, std::size_t element_size, void* data, s
   detail::check_rank("broadcast", "root", root, ctx.size());
   const std::size_t bytes = count * element_size;
   const algorithm how = algorithms::select(ctx, collective::broadcast, options.algorithm, bytes, 1);
-  ctx.run(fingerprint::of(collective::broadcast, type == dtype::user ? bytes : count, type, 0, how,
-                          root, options.tag),
+  ctx.run(fingerprint::of(collective::broadcast, type == dtype::user ? bytes : count, type,
+                          options.type_id, how, root, options.tag),
           [&] {
             if (how == algorithm::inline_line) {
               algorithms::inline_line_broadcast(ctx, data, bytes, root);

@@ -31,8 +31,8 @@ void gather(Context& ctx, dtype type, std::size_t element_size, const void* in, 
     detail::check_apart("gather", in, bytes, out, bytes * static_cast<std::size_t>(ctx.size()));
   }
   const algorithm how = algorithms::select(ctx, collective::gather, options.algorithm, bytes, 1);
-  ctx.run(fingerprint::of(collective::gather, type == dtype::user ? bytes : count, type, 0, how,
-                          root, options.tag),
+  ctx.run(fingerprint::of(collective::gather, type == dtype::user ? bytes : count, type,
+                          options.type_id, how, root, options.tag),
           [&] {
             if (how == algorithm::inline_line) {
               algorithms::inline_line_gather(ctx, in, out, bytes, root);
@@ -62,8 +62,8 @@ void gather_uneven(Context& ctx, dtype type, std::size_t element_size, const voi
     }
   }
   const algorithm how = algorithms::select(ctx, what, options.algorithm, 0, 1);
-  ctx.run(fingerprint::of(what, type == dtype::user ? element_size : 0, type, 0, how, root,
-                          options.tag),
+  ctx.run(fingerprint::of(what, type == dtype::user ? element_size : 0, type, options.type_id, how,
+                          root, options.tag),
           [&] {
             algorithms::rooted_gather_uneven(ctx, in, count, element_size, out,
                                              blocks ? &*blocks : nullptr, root);

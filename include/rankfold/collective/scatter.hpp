@@ -32,8 +32,8 @@ void scatter(Context& ctx, dtype type, std::size_t element_size, const void* in,
     detail::check_apart("scatter", in, all, out, bytes);
   }
   const algorithm how = algorithms::select(ctx, collective::scatter, options.algorithm, all, 1);
-  ctx.run(fingerprint::of(collective::scatter, type == dtype::user ? bytes : count, type, 0, how,
-                          root, options.tag),
+  ctx.run(fingerprint::of(collective::scatter, type == dtype::user ? bytes : count, type,
+                          options.type_id, how, root, options.tag),
           [&] {
             if (how == algorithm::inline_line) {
               algorithms::inline_line_scatter(ctx, in, out, bytes, root);
@@ -64,8 +64,8 @@ void scatter_uneven(Context& ctx, dtype type, std::size_t element_size, const vo
     }
   }
   const algorithm how = algorithms::select(ctx, what, options.algorithm, 0, 1);
-  ctx.run(fingerprint::of(what, type == dtype::user ? element_size : 0, type, 0, how, root,
-                          options.tag),
+  ctx.run(fingerprint::of(what, type == dtype::user ? element_size : 0, type, options.type_id, how,
+                          root, options.tag),
           [&] {
             algorithms::exchange_scatter_uneven(ctx, in, blocks ? &*blocks : nullptr, out, count,
                                                 element_size, root);

@@ -61,7 +61,7 @@ namespace collectives {
 inline fingerprint fingerprint_of_message(dtype type, std::size_t element_size, std::size_t count,
                                           const call_options& options) {
   return fingerprint::of(collective::send_recv, type == dtype::user ? count * element_size : count,
-                         type, 0, algorithm::automatic, 0, options.tag);
+                         type, options.type_id, algorithm::automatic, 0, options.tag);
 }
 
 inline void check_message(const char* name, const char* what, int peer, int size, std::size_t count,
