@@ -156,9 +156,9 @@ class async_core {
     std::chrono::steady_clock::time_point since_{};  // none: not looked at yet
   };
 
-  /// Carries out what is there until nothing is left; for who waits, until `until` is done or may no
-  /// longer be waited for that way, or it is to ask for interruptions. With the lock and the turn;
-  /// without the lock while it works.
+  /// Carries out what is there until nothing is left; for who waits, until `until` is done or may
+  /// no longer be waited for that way, or it is to ask for interruptions. With the lock and the
+  /// turn; without the lock while it works.
   virtual void drive(std::unique_lock<std::mutex>& lock, const async_task* until, pace* asking) = 0;
   virtual bool has_work() const noexcept = 0;  // with the lock
   /// Whether a thread that waits for `task` alone may carry things out: for a transfer no calls, of
@@ -298,8 +298,8 @@ class handle {
   }
 
   /// The same for `timeout` at most. Throws: `timeout_error`; the call goes on, and may be waited
-  /// for again. Leaves the work to the queue's thread, unless the call is next and its own timeout is
-  /// no longer.
+  /// for again. Leaves the work to the queue's thread, unless the call is next and its own timeout
+  /// is no longer.
   void wait(std::chrono::milliseconds timeout) const {
     if (task_ == nullptr) return;
     if (!task_->core->wait_for(*task_, timeout)) {
@@ -418,8 +418,10 @@ class async_engine final : public async_core {
   using async_core::check_process;
   using async_core::forked;
 
-  /// In a call.
+  /// In a call; which fails, and all that is under way with it, where the communicator was given
+  /// up.
   void cancel_looking() {
+    context_->check_given_up();
     advance_all();  // what has come is taken
     const auto cancelled = std::make_exception_ptr(
         aborted_error("rankfold: the receive was cancelled before anything had come for it"));
@@ -860,7 +862,8 @@ class async_queue {
   }
   static constexpr int any_source = -1;
 
-  /// Fails, after the calls that were posted before, every recv_tagged that nothing has come for.
+  /// Fails, after the calls that were posted before, every recv_tagged that nothing has come for;
+  /// of a communicator that was given up everything, before its handle is complete.
   handle cancel_tagged() {
     engine_type& engine = this->engine();
     return post([&engine](comm_type&) { engine.cancel_looking(); }, 0);

@@ -238,6 +238,13 @@ class context_base {
                                duration_text(waiting_.timeout));
   }
 
+  /// Throws the first cause where the communicator was given up, by whichever rank.
+  void check_given_up() {
+    check_usable();
+    if (recorded()) [[unlikely]]
+      found_record();
+  }
+
   bool has_own_message() const noexcept { return derived().pairs_.has_own_message(); }
 
   /// How many steps this rank has begun: what an algorithm's cost is counted in.
@@ -495,9 +502,7 @@ class context_base {
 
   auto begin_transfer(pair_transfer::direction way, int peer, const fingerprint& print, void* data,
                       std::size_t bytes) {
-    check_usable();
-    if (recorded()) [[unlikely]]
-      found_record();
+    check_given_up();
     typename Derived::transfer t;
     t.way = way;
     t.peer = peer;

@@ -275,6 +275,29 @@ TEST_CASE("async: cancel_tagged leaves what has come, and what comes", "[async]"
         "rankfold: the receive was cancelled before anything had come for it 0 1 2 3 6");
 }
 
+TEST_CASE("async: cancel_tagged ends all that is under way of a queue that was given up",
+          "[async]") {
+  const auto good = run_ranks(
+      2,
+      [](auto& comm) {
+        auto queue = comm.async();
+        std::vector<int> x(100'000);
+        if (queue.rank() == 1) {
+          queue.barrier().wait();
+          return true;
+        }
+        const handle send = queue.send(std::span(x), 1);
+        const handle receive = queue.recv_tagged(x.data(), 1, dtype::int32, 1);
+        const handle self = queue.recv(std::span(x), 0);
+        queue.barrier().wait();
+        queue.abort("over");
+        const std::string text = thrown_text([&] { queue.cancel_tagged().wait(); });
+        return contains(text, "over") && send.test() && receive.test() && self.test();
+      },
+      quick());
+  CHECK(good == std::vector<bool>{true, true});
+}
+
 TEST_CASE("async: the interrupt callback is asked however many calls come and go", "[async]") {
   const auto main = std::this_thread::get_id();
   for (const bool carries_out : {true, false}) {  // who waits, or the queue's thread
