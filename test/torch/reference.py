@@ -72,6 +72,20 @@ def fold_floats(a, b, op):
     return result.to(a.dtype)
 
 
+def tree(inputs, op="sum"):
+    """The fold of any number of ranks' floats in the order of docs/numerics.md: by a tree that splits them at the
+    largest power of two below their number, in float32 at least, rounded once."""
+    dtype = inputs[0].dtype
+    function = {"sum": torch.add, "avg": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum}[op]
+
+    def fold_of(xs):
+        half = 1 << (len(xs) - 1).bit_length() >> 1
+        return function(fold_of(xs[:half]), fold_of(xs[half:])) if len(xs) > 1 else xs[0]
+
+    result = fold_of([x.to(torch.float64 if dtype == torch.float64 else torch.float32) for x in inputs])
+    return (result / len(inputs) if op == "avg" else result).to(dtype)
+
+
 def fold_integers(x, y, op, dtype):
     return {
         "sum": lambda: x + y,

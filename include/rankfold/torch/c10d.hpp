@@ -675,19 +675,15 @@ class c10d_link {
 
 /// One rank of a torch.distributed process group whose CPU backend is gloo.
 ///
-/// - All messages go over connections of its own, made by the group's gloo
-/// backend over the group's
-///   store: torch's collectives are not disturbed, nor do their timeouts end
-///   anything here. The group may be destroyed before the transport.
-/// - No thread of torch waits for a peer: gloo's thread moves messages on, also
-/// while nobody is in
-///   a call.
-/// - A process that ends is seen as `died` at once, one that destroys its
-/// transport as `left`. A
-///   host that cannot be reached any more, or a rank that is stopped, only a
-///   deadline ends.
-/// - SIGPIPE must be ignored, as Python does: gloo writes to connections that
-/// peers have closed.
+/// - All messages go over connections of its own, made by the group's gloo backend over the group's
+///   store: torch's collectives are not disturbed, nor do their timeouts end anything here. The
+///   group may be destroyed before the transport.
+/// - No thread of torch waits for a peer: gloo's thread moves messages on, also while nobody is in
+/// a
+///   call.
+/// - A process that ends is seen as `died` at once, one that destroys its transport as `left`. A
+///   host that cannot be reached any more, or a rank that is stopped, only a deadline ends.
+/// - SIGPIPE must be ignored, as Python does: gloo writes to connections that peers have closed.
 class c10d_transport {
   using link = detail::c10d_link;
 
@@ -714,15 +710,13 @@ class c10d_transport {
     std::uint64_t number_ = 0;
   };
 
-  /// All ranks of the process group of that name, such as
-  /// `dist.group.WORLD.group_name`.
+  /// All ranks of the process group of that name, such as `dist.group.WORLD.group_name`.
   ///
-  /// Collective: all ranks of the group; in the same order, and one at a time,
-  /// where there are more than one of a group. Throws:     `rendezvous_error`
-  /// where they do not all come in time, naming them;
+  /// Collective: all ranks of the group; where one group gets several transports, in the same order
+  ///             on all of them, and one at a time.
+  /// Throws:     `rendezvous_error` where they do not all come in time, naming them;
   ///             `transport_error` where torch refuses something;
-  ///             `std::invalid_argument` for a group that is not known here or
-  ///             has no gloo backend.
+  ///             `std::invalid_argument` for a group that is not known here or has no gloo backend.
   static c10d_transport from(const std::string& group_name, c10d_options options = {}) {
     c10::intrusive_ptr<::c10d::ProcessGroup> group;
     try {
@@ -730,8 +724,7 @@ class c10d_transport {
     } catch (const std::exception&) {
       throw std::invalid_argument(
           "rankfold: c10d_transport::from: there is no process group \"" + group_name +
-          "\" in this process; torch.distributed.init_process_group makes the "
-          "default one, whose "
+          "\" in this process; torch.distributed.init_process_group makes the default one, whose "
           "name is torch.distributed.group.WORLD.group_name");
     }
     return from(group, std::move(options));
@@ -753,11 +746,8 @@ class c10d_transport {
     }
     if (backend == nullptr || found != "gloo") {
       throw std::invalid_argument(
-          "rankfold: c10d_transport::from: the process group's backend for the "
-          "CPU is " +
-          found +
-          ", expected gloo: init_process_group(\"gloo\") or "
-          "\"cpu:gloo,cuda:nccl\"");
+          "rankfold: c10d_transport::from: the process group's backend for the CPU is " + found +
+          ", expected gloo: init_process_group(\"gloo\") or \"cpu:gloo,cuda:nccl\"");
     }
     const std::uint64_t host =
         options.host.empty() ? detail::c10d_host_mark() : detail::c10d_hash(options.host);
@@ -860,6 +850,7 @@ class c10d_transport {
                              int size, std::size_t workspace_bytes, std::uint64_t host,
                              std::chrono::milliseconds timeout,
                              const std::function<void()>& interrupt) {
+    timeout = (std::min<std::chrono::milliseconds>)(timeout, detail::store_meeting::longest);
     const auto begin = std::chrono::steady_clock::now();
     const auto connected = std::make_shared<c10::intrusive_ptr<::c10d::Backend>>();
     const auto meeting = std::make_shared<detail::store_meeting>(
@@ -909,9 +900,8 @@ static_assert(message_transport<c10d_transport> && splittable_transport<c10d_tra
 using c10d_hierarchical_transport = hierarchical_transport<shm_transport, c10d_transport>;
 
 /// All ranks of the process group (its name, or itself), on whatever hosts they are. See
-/// c10d_transport::from; ranks that say that they are on one host must meet by
-/// shm_transport, or this throws on all of that host (and the others see at
-/// their first call that these have left).
+/// c10d_transport::from; ranks that say that they are on one host must meet by shm_transport, or
+/// this throws on all of that host (and the others see at their first call that these have left).
 template <class Group>
 c10d_hierarchical_transport c10d_hierarchical(const Group& group,
                                               const c10d_options& options = {}) {

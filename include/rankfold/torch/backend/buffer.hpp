@@ -17,6 +17,7 @@
 
 #include "rankfold/detail/config.hpp"
 #include "rankfold/dtype.hpp"
+#include "rankfold/torch/backend/lane.hpp"
 #include "rankfold/torch/tensor.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
@@ -28,39 +29,64 @@ namespace torch_backend {
 struct moved_type {
   explicit moved_type(const at::Tensor& x) {
     if (const auto known = torch_ops::dtype_of(x.scalar_type())) {
-      type = *known;
+      type = {*known};
     } else {
+      type = {dtype::uint8, static_cast<std::uint32_t>(x.scalar_type()) + 1};
       per_element = static_cast<std::size_t>(x.element_size());
     }
   }
   std::size_t count(const at::Tensor& x) const {
     return static_cast<std::size_t>(x.numel()) * per_element;
   }
-  dtype type = dtype::uint8;
+  element_type type;
   std::size_t per_element = 1;
 };
 
 inline std::size_t bytes_of(const at::Tensor& x) { return static_cast<std::size_t>(x.nbytes()); }
 
-/// Contiguous memory with the values of a tensor: its own, or a copy that `store` writes back.
+/// Whether the memory of a tensor is its values, one behind the other.
+inline bool is_plain(const at::Tensor& x) {
+  return x.is_contiguous() && !x.is_conj() && !x.is_neg();
+}
+
+inline bool share_memory(const void* a, std::size_t a_bytes, const void* b, std::size_t b_bytes) {
+  const auto x = reinterpret_cast<std::uintptr_t>(a);
+  const auto y = reinterpret_cast<std::uintptr_t>(b);
+  return a_bytes != 0 && b_bytes != 0 && x < y + b_bytes && y < x + a_bytes;
+}
+
+/// Below autograd, which is not to see it.
+inline void copy_to(const at::Tensor& to, const at::Tensor& from) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  to.copy_(from);
+}
+
+inline at::Tensor copy_of(const at::Tensor& x) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return x.clone();
+}
+
+/// What is done with the memory of a buffer: its values are read, or all of them are written.
+enum class access { read, write, both };
+
+/// Contiguous memory for a tensor: its own, or another one that gets its values where they are
+/// read, and that `store` writes back.
 class buffer {
  public:
-  explicit buffer(const at::Tensor& x) : tensor_(x) {
-    if (tensor_.is_contiguous() && !tensor_.is_conj() && !tensor_.is_neg()) {
-      memory_ = tensor_;
-    } else {
-      const at::AutoDispatchBelowADInplaceOrView below;
-      memory_ = tensor_.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous);
+  buffer(const at::Tensor& x, access how) : tensor_(x) {
+    if (is_plain(x)) {
+      memory_ = x;
+      return;
     }
+    memory_ = at::detail::empty_cpu(x.sizes(), x.scalar_type());
+    if (how != access::write) copy_to(memory_, x);
   }
   const void* in() const { return memory_.const_data_ptr(); }
   void* out() const { return memory_.mutable_data_ptr(); }
   /// Writes what is in the memory to the tensor, or to another one.
   void store() const { store(tensor_); }
   void store(const at::Tensor& x) const {
-    if (memory_.is_same(x)) return;
-    const at::AutoDispatchBelowADInplaceOrView below;
-    x.copy_(memory_);
+    if (!memory_.is_same(x)) copy_to(x, memory_);
   }
 
  private:
@@ -68,22 +94,21 @@ class buffer {
   at::Tensor memory_;
 };
 
-/// Contiguous memory for a list of tensors, one behind the other.
+/// Contiguous memory for a list of tensors of one type, one behind the other.
 class list_buffer {
  public:
   explicit list_buffer(const std::vector<at::Tensor>& list) : list_(list) {
     if (is_one_block()) return;
-    std::size_t bytes = 0;
-    for (const at::Tensor& x : list_) bytes += bytes_of(x);
-    staging_ = at::detail::empty_cpu({static_cast<std::int64_t>(bytes)}, c10::ScalarType::Byte);
+    std::int64_t elements = 0;
+    for (const at::Tensor& x : list_) elements += x.numel();
+    staging_ = at::detail::empty_cpu({elements}, list_.front().scalar_type());
   }
 
   /// The memory, with the values of the list.
   const void* load() {
-    each([](std::byte* place, const at::Tensor& x) {
-      const buffer values(x);
-      if (x.numel() != 0) std::memcpy(place, values.in(), bytes_of(x));
-    });
+    each([](std::byte* place,
+            const at::Tensor& x) { std::memcpy(place, x.const_data_ptr(), bytes_of(x)); },
+         [](const at::Tensor& part, const at::Tensor& x) { copy_to(part, x); });
     return out();
   }
   void* out() const {
@@ -92,11 +117,9 @@ class list_buffer {
     return first == list_.end() ? nullptr : first->mutable_data_ptr();
   }
   void store() {
-    each([](std::byte* place, const at::Tensor& x) {
-      const buffer values(x);
-      if (x.numel() != 0) std::memcpy(values.out(), place, bytes_of(x));
-      values.store();
-    });
+    each([](const std::byte* place,
+            const at::Tensor& x) { std::memcpy(x.mutable_data_ptr(), place, bytes_of(x)); },
+         [](const at::Tensor& part, const at::Tensor& x) { copy_to(x, part); });
   }
 
  private:
@@ -107,20 +130,27 @@ class list_buffer {
     for (const at::Tensor& x : list_) {
       if (!has_elements(x)) continue;
       const auto* data = static_cast<const std::byte*>(x.const_data_ptr());
-      if (!x.is_contiguous() || x.is_conj() || x.is_neg()) return false;
+      if (!is_plain(x)) return false;
       if (next != nullptr && data != next) return false;
       next = data + bytes_of(x);
     }
     return true;
   }
 
-  template <class F>
-  void each(F&& f) {
+  /// Calls `plain(place, x)` for tensors whose memory is their values, `other(part, x)` for others;
+  /// `part` is the place of x in the staging as a tensor of its shape.
+  template <class Plain, class Other>
+  void each(Plain&& plain, Other&& other) {
     if (!staging_.defined()) return;
-    auto* place = static_cast<std::byte*>(staging_.mutable_data_ptr());
+    std::int64_t begin = 0;
     for (const at::Tensor& x : list_) {
-      f(place, x);
-      place += bytes_of(x);
+      if (has_elements(x) && is_plain(x)) {
+        plain(static_cast<std::byte*>(staging_.mutable_data_ptr()) + begin * x.element_size(), x);
+      } else if (has_elements(x)) {
+        const at::AutoDispatchBelowADInplaceOrView below;
+        other(staging_.narrow(0, begin, x.numel()).view(x.sizes()), x);
+      }
+      begin += x.numel();
     }
   }
 

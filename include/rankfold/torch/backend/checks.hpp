@@ -178,6 +178,13 @@ class checks {
     return list;
   }
 
+  /// That this rank sends itself as many elements as it expects of itself.
+  void own_block(std::size_t sent, std::size_t expected, const moved_type& type) const {
+    that(sent == expected, "input has ", sent / type.per_element,
+         " elements for this rank itself, and output ", expected / type.per_element,
+         " from it, expected as many");
+  }
+
   /// How many elements go to or come from each rank; `splits` are rows, none: as many for each.
   std::vector<std::size_t> counts(const at::Tensor& x, const std::vector<std::int64_t>& splits,
                                   const char* what) const {

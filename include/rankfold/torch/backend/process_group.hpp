@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,8 @@
 #include "rankfold/torch/backend/monitored_barrier.hpp"
 #include "rankfold/torch/backend/work.hpp"
 #include "rankfold/torch/python.hpp"
+#include "rankfold/torch/store_meeting.hpp"
+#include "rankfold/torch/tensor.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
@@ -57,10 +60,13 @@ class process_group final : public c10d::Backend {
         store_(std::move(store)),
         options_(c10::make_intrusive<Options>("rankfold", timeout)),
         make_gloo_(std::move(make_gloo)),
-        context_(std::make_shared<work_context>(name, rank, size)) {
+        context_(std::make_shared<work_context>(name, rank, size)),
+        timeout_(bounded(timeout)) {
     options_->group_name = name;
+    TORCH_CHECK(timeout_.load().count() > 0, context_->where("init"), ": the timeout is ",
+                timeout.count(), " ms, expected more than 0");
     try {
-      lane_ = join(store_, rank, size, timeout, make_gloo_);
+      lane_ = join(store_, rank, size, timeout_, make_gloo_);
     } catch (...) {
       context_->fail("init");
     }
@@ -83,12 +89,16 @@ class process_group final : public c10d::Backend {
   c10d::ErrorType getError() override { return context_->error; }
 
   void setTimeout(std::chrono::milliseconds timeout) override {
+    const std::chrono::milliseconds most = bounded(timeout);
+    TORCH_CHECK(most.count() > 0, context_->where("set_timeout"), ": the timeout is ", most.count(),
+                " ms, expected more than 0");
     try {
-      open()->set_timeout(timeout);
+      open()->set_timeout(most);
     } catch (...) {
       context_->fail("set_timeout");
     }
-    options_->timeout = timeout;
+    timeout_ = most;
+    options_->timeout = timeout;  // for Python alone, which has a lock
   }
 
   void setSequenceNumberForGroup() override {}  // all ranks begin with 0
@@ -97,6 +107,7 @@ class process_group final : public c10d::Backend {
   // --- the end ---
 
   void abort() override {
+    is_aborted_ = true;
     if (const auto there = find_lane()) there->abort("abort() was called");
     const std::lock_guard lock(mutex_);
     if (gloo_) gloo_->abort();
@@ -106,42 +117,46 @@ class process_group final : public c10d::Backend {
   /// receives that nothing has come for.
   void shutdown() override {
     const torch_ops::without_gil waiting;
-    std::shared_ptr<lane> last;
-    std::vector<handle> sends;
+    leaving one;
     {
       const std::lock_guard lock(mutex_);
-      last = std::exchange(lane_, nullptr);
-      sends.swap(sends_);
+      one.last = std::exchange(lane_, nullptr);
+      one.messages.swap(messages_);
     }
-    if (last == nullptr) return;
-    if (generation_ == detail::fork_generation()) finish(*last, sends, options_->timeout);
+    if (one.last == nullptr) return;
+    if (generation_ == detail::fork_generation()) {
+      const clock::rep over = end_of_everything();
+      // What is complete is not given up, however late it is.
+      finish({one}, over == 0 ? clock::now() + timeout_.load()
+                              : (std::max)(clock::time_point(clock::duration(over)),
+                                           clock::now() + std::chrono::milliseconds(100)));
+    }
+    one.last.reset();
     const std::lock_guard lock(mutex_);
     gloo_.reset();
   }
 
   /// To be called before the interpreter ends: the same for groups that nobody has shut down, but
-  /// calls are not waited for as long.
+  /// all of them together are not waited for as long.
   static void end_of_program() {
     const torch_ops::without_gil waiting;
+    const clock::time_point until = clock::now() + most_at_end;
+    end_of_everything() = until.time_since_epoch().count();
     std::vector<c10::intrusive_ptr<process_group>> left;
     {
       const std::lock_guard lock(all_mutex());
       for (process_group* one : all()) {
+        if (one->generation_ != detail::fork_generation()) continue;
         left.push_back(c10::intrusive_ptr<process_group>::unsafe_reclaim_from_nonowning(one));
       }
     }
+    std::vector<leaving> open;
     for (const auto& one : left) {
-      if (one->generation_ != detail::fork_generation()) continue;
-      if (const auto there = one->find_lane()) {
-        std::vector<handle> sends;
-        {
-          const std::lock_guard lock(one->mutex_);
-          sends = one->sends_;
-        }
-        finish(*there, sends, most_at_end);
-      }
-      one->context_->futures.drain(most_at_end);
+      const std::lock_guard lock(one->mutex_);
+      if (one->lane_) open.push_back({one->lane_, one->messages_});
     }
+    finish(open, until);
+    for (const auto& one : left) one->context_->futures.drain(until);
   }
 
   // --- groups of some ranks ---
@@ -160,24 +175,28 @@ class process_group final : public c10d::Backend {
   c10::intrusive_ptr<Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                     const c10::intrusive_ptr<Options>& options, const int& rank,
                                     const int& size) override {
-    const auto& given = options ? options : options_;
-    return c10::make_intrusive<process_group>(store, rank, size, given->timeout, given->group_name,
-                                              make_gloo_);
+    return c10::make_intrusive<process_group>(
+        store, rank, size, options ? options->timeout : timeout_.load(),
+        options ? options->group_name : options_->group_name, make_gloo_);
   }
 
-  // --- several calls that are waited for together ---
+  // --- several calls that are waited for together: the asynchronous ones that a thread makes
+  // between these two. Where an exception has come in between, torch does not call the second one.
 
   void startCoalescing() override {
-    coalesced_.clear();
-    coalesced_results_.clear();
-    coalescing_ = true;
+    const std::lock_guard lock(mutex_);
+    end_coalescing();
+    coalescing_.push_back({std::this_thread::get_id(), {}});
   }
 
   work_ptr endCoalescing() override {
-    coalescing_ = false;
+    std::vector<handle> calls;
+    {
+      const std::lock_guard lock(mutex_);
+      calls = end_coalescing();
+    }
     const call_info info{"coalesced", "rankfold:coalesced", c10d::OpType::COALESCED, no_options{}};
-    tensors results = std::exchange(coalesced_results_, {});
-    return track(info, results, std::exchange(coalesced_, {}), results);
+    return track(info, {}, std::move(calls), {});
   }
 
   // --- collectives ---
@@ -190,7 +209,7 @@ class process_group final : public c10d::Backend {
     const int root = check.root(options.rootRank);
     return launch(info, list, {x}, bytes_of(x), [x, root](calls& c) {
       const moved_type type(x);
-      const buffer b(x);
+      const buffer b(x, access::both);
       c.broadcast(b.out(), type.count(x), type.type, root);
       b.store();
     });
@@ -245,7 +264,7 @@ class process_group final : public c10d::Backend {
     check.writable(x);
     const int root = check.root(options.rootRank);
     return launch(info, list, list, bytes_of(x), [x, how, root, own = rank_](calls& c) {
-      const buffer b(how(x));
+      const buffer b(how(x), access::both);
       c.reduce(b.out(), count_of(x), how.type, root, how.op);
       if (own == root) b.store(x);
     });
@@ -259,7 +278,7 @@ class process_group final : public c10d::Backend {
     const tensors out = check.only_list(outputs, "outputs", in);
     check_written(check, out);
     return launch(info, inputs, out, bytes_of(out),
-                  [in, out](calls& c) { gather_into_list(c, in, out); });
+                  [in, out, own = rank_](calls& c) { gather_into_list(c, in, out, own); });
   }
 
   work_ptr _allgather_base(at::Tensor& output, at::Tensor& input,
@@ -293,8 +312,8 @@ class process_group final : public c10d::Backend {
       check.one_a_rank(out[i], "outputs", inputs[i]);
     }
     check_written(check, all);
-    return launch(info, inputs, all, bytes_of(all), [in = inputs, out](calls& c) {
-      for (std::size_t i = 0; i < in.size(); ++i) gather_into_list(c, in[i], out[i]);
+    return launch(info, inputs, all, bytes_of(all), [in = inputs, out, own = rank_](calls& c) {
+      for (std::size_t i = 0; i < in.size(); ++i) gather_into_list(c, in[i], out[i], own);
     });
   }
 
@@ -325,7 +344,7 @@ class process_group final : public c10d::Backend {
     check_written(check, out);
     return launch(info, inputs, out, bytes_of(out) + bytes_of(in), [in, out, root](calls& c) {
       const moved_type type(in);
-      const buffer from(in);
+      const buffer from(in, access::read);
       list_buffer to(out);
       c.gather(from.in(), to.out(), type.count(in), type.type, root);
       to.store();
@@ -343,7 +362,7 @@ class process_group final : public c10d::Backend {
     return launch(info, in, outputs, bytes_of(in) + bytes_of(out), [in, out, root](calls& c) {
       const moved_type type(out);
       list_buffer from(in);
-      const buffer to(out);
+      const buffer to(out, access::write);
       c.scatter(from.load(), to.out(), type.count(out), type.type, root);
       to.store();
     });
@@ -366,7 +385,7 @@ class process_group final : public c10d::Backend {
       tensors values;
       for (const at::Tensor& x : in) values.push_back(how(x));
       list_buffer from(values);
-      const buffer to(out);
+      const buffer to(out, access::write);
       if (const auto counts = uneven_counts(in, 1)) {
         c.reduce_scatter(from.load(), to.out(), *counts, how.type, how.op);
       } else {
@@ -411,13 +430,16 @@ class process_group final : public c10d::Backend {
     check.tensor(input);
     check.writable(output);
     check.same_type(input, output);
+    const moved_type type(input);
+    std::vector<std::size_t> sends = check.counts(input, input_splits, "input");
+    std::vector<std::size_t> receives = check.counts(output, output_splits, "output");
+    check.own_block(sends[own_index()], receives[own_index()], type);
     return launch(info, {input}, {output}, bytes_of(input) + bytes_of(output),
-                  [in = input, out = output, type = moved_type(input).type,
-                   sends = check.counts(input, input_splits, "input"),
-                   receives = check.counts(output, output_splits, "output")](calls& c) {
-                    const buffer from(in);
-                    const buffer to(out);
-                    c.all_to_all(from.in(), sends, to.out(), receives, type);
+                  [in = input, out = output, type, sends = std::move(sends),
+                   receives = std::move(receives)](calls& c) {
+                    const buffer from(in, access::read);
+                    const buffer to(out, access::write);
+                    c.all_to_all(from.in(), sends, to.out(), receives, type.type);
                     to.store();
                   });
   }
@@ -438,13 +460,16 @@ class process_group final : public c10d::Backend {
       }
     }
     check_written(check, outputs);
+    const moved_type type(inputs[0]);
+    std::vector<std::size_t> sends = counts_of(inputs, type.per_element);
+    std::vector<std::size_t> receives = counts_of(outputs, type.per_element);
+    check.own_block(sends[own_index()], receives[own_index()], type);
     return launch(info, inputs, outputs, bytes_of(inputs) + bytes_of(outputs),
-                  [in = inputs, out = outputs](calls& c) {
-                    const moved_type type(in[0]);
+                  [in = inputs, out = outputs, type, sends = std::move(sends),
+                   receives = std::move(receives)](calls& c) {
                     list_buffer from(in);
                     list_buffer to(out);
-                    c.all_to_all(from.load(), counts_of(in, type.per_element), to.out(),
-                                 counts_of(out, type.per_element), type.type);
+                    c.all_to_all(from.load(), sends, to.out(), receives, type.type);
                     to.store();
                   });
   }
@@ -459,7 +484,8 @@ class process_group final : public c10d::Backend {
     const call_info info{"monitored_barrier", "rankfold:monitored_barrier", c10d::OpType::BARRIER,
                          options};
     try {
-      const auto timeout = options.timeout.count() >= 0 ? options.timeout : options_->timeout;
+      const auto timeout =
+          options.timeout == c10d::kUnsetTimeout ? timeout_.load() : bounded(options.timeout);
       barriers_.call(*store_, rank_, size_, timeout, all_ranks);
     } catch (...) {
       context_->fail(info.name);
@@ -482,15 +508,20 @@ class process_group final : public c10d::Backend {
   }
 
  private:
+  using clock = std::chrono::steady_clock;
+
   static constexpr int any_rank = -1;
   static constexpr std::chrono::seconds most_at_end{10};
-  static constexpr std::chrono::seconds most_for_sends{5};
+  static constexpr std::chrono::seconds most_for_messages{5};
 
   // --- how calls are made ---
 
   std::chrono::milliseconds timeout_of(const call_info& info) const {
-    return info.timeout.count() > 0 ? info.timeout : options_->timeout;
+    const std::chrono::milliseconds own = bounded(info.timeout);
+    return own.count() > 0 ? own : timeout_.load();
   }
+
+  std::size_t own_index() const { return static_cast<std::size_t>(rank_); }
 
   /// Posts a call; waits for it, unless it is asynchronous.
   template <class Body>
@@ -498,17 +529,31 @@ class process_group final : public c10d::Backend {
                   Body body) {
     ++sequence_;
     try {
+      auto noting = [context = context_, body = std::move(body)](calls& c) {
+        try {
+          body(c);
+        } catch (...) {
+          context->note(std::current_exception());
+          throw;
+        }
+      };
       // Who waits at once carries the call out, so that the queue's thread need not wake up.
-      const bool waits = !info.is_async && !coalescing_;
-      handle posted = open()->post(std::move(body), waits ? 0 : bytes, timeout_of(info));
-      if (info.is_async || coalescing_ || at::hasCallbacks()) [[unlikely]] {
+      handle posted = open()->post(std::move(noting), info.is_async ? bytes : 0, timeout_of(info));
+      if (info.is_async || at::hasCallbacks()) [[unlikely]] {
         return track(info, inputs, {std::move(posted)}, std::move(results));
       }
       posted.wait();
     } catch (...) {
-      context_->fail(info.name);
+      context_->fail(name_of(info, inputs, results));
     }
     return {};
+  }
+
+  /// What errors call it: also of which type, where that is one that rankfold does not know.
+  static std::string name_of(const call_info& info, const tensors& inputs, const tensors& results) {
+    const tensors& some = inputs.empty() ? results : inputs;
+    if (some.empty() || torch_ops::dtype_of(some[0].scalar_type())) return info.name;
+    return std::string(info.name) + " of " + c10::toString(some[0].scalar_type());
   }
 
   work_ptr message(const call_info& info, tensors& list, int peer, int tag) {
@@ -527,29 +572,57 @@ class process_group final : public c10d::Backend {
       handle posted;
       if (info.type == c10d::OpType::SEND) {
         posted = there->send(x.const_data_ptr(), how.count(x), how.type, peer, number);
-        keep(posted);
       } else {
         posted =
             there->recv(x.mutable_data_ptr(), how.count(x), how.type, peer, number, from.get());
       }
-      posted.then([x, from](const std::exception_ptr&) {});  // holds the memory until then
+      keep(posted);
+      // Holds the memory until then.
+      posted.then(
+          [x, from, context = context_](const std::exception_ptr& ended) { context->note(ended); });
       return track(info, list, {std::move(posted)}, {x}, from);
     } catch (...) {
-      context_->fail(info.name);
+      context_->fail(name_of(info, list, {}));
     }
   }
 
   work_ptr track(const call_info& info, const tensors& inputs, std::vector<handle> posted,
                  tensors results, std::shared_ptr<const int> source = nullptr) {
-    if (coalescing_) {
-      coalesced_.insert(coalesced_.end(), posted.begin(), posted.end());
-      coalesced_results_.insert(coalesced_results_.end(), results.begin(), results.end());
-    }
-    auto made = c10::make_intrusive<work>(
-        context_, info.name, info.type, at::hasCallbacks() ? info.title : nullptr, inputs,
-        sequence_, std::move(posted), std::move(results), std::move(source));
+    if (info.is_async) coalesce(posted);
+    auto made =
+        c10::make_intrusive<work>(context_, name_of(info, inputs, results), info.type,
+                                  at::hasCallbacks() ? info.title : nullptr, inputs, sequence_,
+                                  std::move(posted), std::move(results), std::move(source));
     made->start_recording();
     return made;
+  }
+
+  static constexpr std::size_t many = 64;  // handles, before it is worth looking which are over
+
+  static bool is_good(const handle& call) {
+    bool good = false;
+    if (call.test()) call.then([&](const std::exception_ptr& error) { good = error == nullptr; });
+    return good;
+  }
+
+  void coalesce(const std::vector<handle>& posted) {
+    const std::lock_guard lock(mutex_);
+    for (coalesced& one : coalescing_) {
+      if (one.thread != std::this_thread::get_id()) continue;
+      if (one.calls.size() >= many) std::erase_if(one.calls, is_good);
+      one.calls.insert(one.calls.end(), posted.begin(), posted.end());
+    }
+  }
+
+  /// The calls of this thread. With the lock.
+  std::vector<handle> end_coalescing() {
+    const auto own = std::find_if(coalescing_.begin(), coalescing_.end(), [](const coalesced& one) {
+      return one.thread == std::this_thread::get_id();
+    });
+    if (own == coalescing_.end()) return {};
+    std::vector<handle> calls = std::move(own->calls);
+    coalescing_.erase(own);
+    return calls;
   }
 
   std::shared_ptr<lane> find_lane() {
@@ -562,56 +635,99 @@ class process_group final : public c10d::Backend {
     throw aborted_error("rankfold: the process group was destroyed");
   }
 
-  /// Remembers a send until it is complete, for the end.
-  void keep(const handle& send) {
+  /// Remembers a message until it is complete, for the end.
+  void keep(const handle& message) {
     const std::lock_guard lock(mutex_);
-    if (sends_.size() >= 64) {
-      std::erase_if(sends_, [](const handle& h) { return h.test(); });
+    if (messages_.size() >= many) {
+      std::erase_if(messages_, [](const handle& h) { return h.test(); });
     }
-    sends_.push_back(send);
+    messages_.push_back(message);
   }
 
-  /// Waits for what was posted, and for messages to be taken for a while; gives up what is not.
-  /// Afterwards the queue holds no tensor: its thread would take the GIL to let go of one, and end
-  /// the program if there is no interpreter any more.
-  static void finish(lane& last, const std::vector<handle>& sends, std::chrono::milliseconds most) {
+  /// A group that is to end: its queue, and messages that may be under way.
+  struct leaving {
+    std::shared_ptr<lane> last;
+    std::vector<handle> messages;
+  };
+
+  /// Waits for what was posted, and for messages to be taken for a while, all of it together until
+  /// then; gives up what is not complete. Afterwards the queues hold no tensors: their threads
+  /// would take the GIL to let go of one, and end the program if there is no interpreter any more.
+  static void finish(const std::vector<leaving>& all, clock::time_point until) {
+    const auto taken = (std::min)(until, clock::now() + most_for_messages);
+    std::vector<handle> cancelled;
+    for (const leaving& one : all) cancelled.push_back(one.last->cancel_receives());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      bool good = is_over(cancelled[i], until);
+      for (const handle& message : all[i].messages) good = good && is_over(message, taken);
+      if (!good) {
+        all[i].last->abort("the process group was destroyed before its calls were complete");
+      }
+    }
+    // What was given up ends with this.
+    const auto ended = (std::max)(until, clock::now() + std::chrono::seconds(1));
+    cancelled.clear();
+    for (const leaving& one : all) cancelled.push_back(one.last->cancel_receives());
+    for (const handle& call : cancelled) is_over(call, ended);
+    // A call is complete a moment before the queue lets go of what it held: another one is behind
+    // it. That is also how long the ranks may take to leave.
+    std::vector<handle> last;
+    for (const leaving& one : all) {
+      last.push_back(one.last->set_timeout((std::max)(left(ended), std::chrono::milliseconds(1))));
+    }
+    for (const handle& call : last) is_over(call, ended);
+  }
+
+  static std::chrono::milliseconds left(clock::time_point until) {
+    return (std::max)(std::chrono::duration_cast<std::chrono::milliseconds>(until - clock::now()),
+                      std::chrono::milliseconds(0));
+  }
+
+  /// Waits until then for a call to be complete, or to have failed.
+  static bool is_over(const handle& call, clock::time_point until) {
     try {
-      last.cancel_receives().wait(most);
-      const auto until = std::chrono::steady_clock::now() +
-                         (std::min<std::chrono::milliseconds>)(most, most_for_sends);
-      for (const handle& send : sends) {
-        if (send.test()) continue;
-        send.wait((std::max)(std::chrono::duration_cast<std::chrono::milliseconds>(
-                                 until - std::chrono::steady_clock::now()),
-                             std::chrono::milliseconds(0)));
-      }
+      call.wait(left(until));
     } catch (...) {
-      last.abort("the process group was destroyed before its calls were complete");
+      // Failed, or the time is over.
     }
-    const auto wait_for_end = [most](const handle& call) {
-      try {
-        call.wait(most);
-      } catch (...) {
-        // Failed is ended, too.
-      }
-    };
-    for (const handle& send : sends) wait_for_end(send);
-    // A call is complete a moment before the queue lets go of what it held.
-    wait_for_end(last.fence());
+    return call.test();
   }
 
+  /// Of what rankfold does not have. The ranks meet in a thread of its own, so that abort() and
+  /// Ctrl-C end that.
   c10::intrusive_ptr<Backend> gloo() {
+    const auto check = [this] {
+      if (is_aborted_) throw aborted_error("rankfold: abort() was called");
+      torch_ops::check_signals();
+    };
+    check();
+    open();
     const std::lock_guard one_at_a_time(gloo_mutex_);
     {
       const std::lock_guard lock(mutex_);
       if (gloo_) return gloo_;
     }
-    // Its ranks meet: abort() and other calls do not wait for that.
-    auto made = make_gloo_(c10::make_intrusive<c10d::PrefixStore>("rankfold-gloo", store_), rank_,
-                           size_, options_->timeout);
+    const auto made = std::make_shared<c10::intrusive_ptr<Backend>>();
+    const auto make = [made, maker = make_gloo_, rank = rank_, size = size_,
+                       timeout = timeout_.load()](const detail::store_meeting& met) {
+      *made = maker(c10::make_intrusive<c10d::PrefixStore>(met.session(), met.store()), rank, size,
+                    timeout);
+    };
+    detail::store_meeting::run(
+        std::make_shared<detail::store_meeting>(
+            detail::store_meeting::place{"a group of gloo", store_, "rankfold-gloo", rank_, size_,
+                                         timeout_.load()},
+            "-", make),
+        check);
     const std::lock_guard lock(mutex_);
-    gloo_ = made;
-    return made;
+    gloo_ = *made;
+    return gloo_;
+  }
+
+  /// When a program that ends is to have ended, as clock has it; 0 before that.
+  static std::atomic<clock::rep>& end_of_everything() {
+    static std::atomic<clock::rep> until{0};
+    return until;
   }
 
   static std::mutex& all_mutex() {
@@ -637,29 +753,40 @@ class process_group final : public c10d::Backend {
   }
 
   static void all_reduce(calls& c, const at::Tensor& x, const folding& how) {
-    const buffer b(how(x));
+    const buffer b(how(x), access::both);
     c.all_reduce(b.out(), count_of(x), how.type, how.op);
     b.store(x);
   }
 
   static void gather_into_tensor(calls& c, const at::Tensor& in, const at::Tensor& out) {
     const moved_type type(in);
-    const buffer from(in);
-    const buffer to(out);
+    const buffer from(in, access::read);
+    const buffer to(out, access::write);
     c.all_gather(from.in(), to.out(), type.count(in), type.type);
     to.store();
   }
 
-  static void gather_into_list(calls& c, const at::Tensor& in, const tensors& out) {
+  /// Straight to where each tensor of the list is.
+  static void gather_into_list(calls& c, const at::Tensor& in, const tensors& out, int own) {
     const moved_type type(in);
-    const buffer from(in);
-    list_buffer to(out);
-    if (const auto counts = uneven_counts(out, type.per_element)) {
-      c.all_gather(from.in(), to.out(), *counts, type.type);
-    } else {
-      c.all_gather(from.in(), to.out(), type.count(in), type.type);
+    const buffer given(in, access::read);
+    std::vector<buffer> to;
+    std::vector<void*> places;
+    bool is_written = false;  // the input, before the others have read it
+    for (const at::Tensor& x : out) {
+      places.push_back(to.emplace_back(x, access::write).out());
+      const bool is_own = static_cast<int>(places.size()) == own + 1;
+      is_written =
+          is_written || (share_memory(given.in(), bytes_of(in), places.back(), bytes_of(x)) &&
+                         !(is_own && places.back() == given.in()));
     }
-    to.store();
+    const buffer from = is_written ? buffer(copy_of(in), access::read) : given;
+    if (const auto counts = uneven_counts(out, type.per_element)) {
+      c.all_gather(from.in(), places, *counts, type.type);
+    } else {
+      c.all_gather(from.in(), places, type.count(in), type.type);
+    }
+    for (const buffer& b : to) b.store();
   }
 
   struct scattering {
@@ -667,8 +794,8 @@ class process_group final : public c10d::Backend {
     at::Tensor out;
     folding how;
     void operator()(calls& c) const {
-      const buffer from(how(in));
-      const buffer to(out);
+      const buffer from(how(in), access::read);
+      const buffer to(out, access::write);
       c.reduce_scatter(from.in(), to.out(), count_of(out), how.type, how.op);
       to.store();
     }
@@ -689,17 +816,19 @@ class process_group final : public c10d::Backend {
   const std::shared_ptr<work_context> context_;
   std::atomic<std::uint64_t> sequence_{0};
   monitored_barriers barriers_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  std::atomic<bool> is_aborted_{false};
 
   std::mutex gloo_mutex_;  // of whoever makes gloo_
   std::mutex mutex_;       // of what follows
   std::shared_ptr<lane> lane_;
-  std::vector<handle> sends_;
+  std::vector<handle> messages_;
   c10::intrusive_ptr<Backend> gloo_;
-
-  // Between startCoalescing and endCoalescing, which one thread calls.
-  bool coalescing_ = false;
-  std::vector<handle> coalesced_;
-  tensors coalesced_results_;
+  struct coalesced {
+    std::thread::id thread;
+    std::vector<handle> calls;
+  };
+  std::vector<coalesced> coalescing_;
 };
 
 }  // namespace torch_backend

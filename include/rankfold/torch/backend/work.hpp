@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -35,6 +36,7 @@
 #include "rankfold/error.hpp"
 #include "rankfold/torch/backend/lane.hpp"
 #include "rankfold/torch/error_kind.hpp"
+#include "rankfold/torch/store_meeting.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
@@ -61,8 +63,16 @@ namespace torch_backend {
   C10_THROW_ERROR(DistBackendError, text);
 }
 
+/// A time as Python gives it, no longer than what is as good as for ever. What becomes of
+/// timedelta.max on its way through pybind11's microseconds is a long time below zero.
+constexpr std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) noexcept {
+  constexpr std::chrono::milliseconds longest = detail::store_meeting::longest;
+  return timeout < -longest ? longest : (std::min)(timeout, longest);
+}
+
 /// Threads that complete futures: what waits for a future may call and wait itself, so that neither
-/// the queue's thread nor one that is busy with another future can do it. Ends idle threads.
+/// the queue's thread nor one that is busy with another future can do it. Ends idle threads. Where
+/// the system gives no thread, the caller's does the task.
 class future_threads {
  public:
   future_threads() = default;
@@ -70,21 +80,28 @@ class future_threads {
   future_threads& operator=(const future_threads&) = delete;
 
   void post(std::function<void()> task) {
-    const std::lock_guard lock(state_->mutex);
+    std::unique_lock lock(state_->mutex);
     state_->tasks.push_back(std::move(task));
-    if (state_->idle < state_->tasks.size()) {
+    if (state_->idle >= state_->tasks.size()) {
+      state_->changed.notify_all();
+      return;
+    }
+    try {
       std::thread([state = state_] { state->work(); }).detach();
       ++state_->threads;
-    } else {
-      state_->changed.notify_all();
+    } catch (const std::system_error&) {
+      task = std::move(state_->tasks.back());
+      state_->tasks.pop_back();
+      lock.unlock();
+      task();
     }
   }
 
-  /// Waits until nothing is left to do, `most` at most; false where something is.
-  bool drain(std::chrono::milliseconds most) {
+  /// Waits until nothing is left to do, no longer than that; false where something is.
+  bool drain(std::chrono::steady_clock::time_point until) {
     std::unique_lock lock(state_->mutex);
-    return state_->changed.wait_for(
-        lock, most, [&] { return state_->tasks.empty() && state_->idle == state_->threads; });
+    return state_->changed.wait_until(
+        lock, until, [&] { return state_->tasks.empty() && state_->idle == state_->threads; });
   }
 
  private:
@@ -138,10 +155,14 @@ struct work_context {
            std::to_string(rank) + " of " + std::to_string(size) + ")";
   }
 
-  /// Throws what is in flight as torch knows it, and keeps in mind what it was.
-  [[noreturn]] void fail(std::string_view op) {
+  /// Throws what is in flight as torch knows it.
+  [[noreturn]] void fail(std::string_view op) const { throw_as_torch(where(op)); }
+
+  /// Keeps in mind how a call ended that is over.
+  void note(const std::exception_ptr& ended) noexcept {
+    if (ended == nullptr) return;
     try {
-      throw;
+      std::rethrow_exception(ended);
     } catch (const timeout_error&) {
       note(c10d::ErrorType::TIMEOUT);
     } catch (const peer_lost_error&) {
@@ -149,8 +170,9 @@ struct work_context {
     } catch (const rankfold::error&) {
       note(c10d::ErrorType::COMM_ERROR);
     } catch (...) {
+      // A wrong argument, or what a tensor threw: the group is as it was, or its next call says
+      // why.
     }
-    throw_as_torch(where(op));
   }
 
  private:
@@ -160,7 +182,8 @@ struct work_context {
   }
 };
 
-/// One call, or several that are waited for together.
+/// One call, or several that are waited for together. It is complete when its future is, if
+/// somebody has asked for that.
 class work final : public c10d::Work {
  public:
   /// `title`, where not null, is recorded for the profiler, with `inputs`.
@@ -183,10 +206,9 @@ class work final : public c10d::Work {
   }
 
   bool isCompleted() override {
-    for (const handle& call : calls_) {
-      if (!call.test()) return false;
-    }
-    return true;
+    if (!calls_are_over()) return false;
+    const std::lock_guard lock(mutex_);
+    return future_ == nullptr || future_->completed();
   }
 
   bool isSuccess() const override { return exception() == nullptr; }
@@ -225,14 +247,14 @@ class work final : public c10d::Work {
         } else {
           const auto spent = std::chrono::duration_cast<std::chrono::milliseconds>(
               std::chrono::steady_clock::now() - begin);
-          call.wait((std::max)(timeout - spent, std::chrono::milliseconds(0)));
+          call.wait((std::max)(bounded(timeout) - spent, std::chrono::milliseconds(0)));
         }
       }
     } catch (...) {
-      end_recording();
+      settle();
       context_->fail(op_);
     }
-    end_recording();
+    settle();
     return true;
   }
 
@@ -259,6 +281,24 @@ class work final : public c10d::Work {
   std::uint64_t getSequencenumber() const override { return sequence_; }
 
  private:
+  bool calls_are_over() const {
+    return std::all_of(calls_.begin(), calls_.end(),
+                       [](const handle& call) { return call.test(); });
+  }
+
+  /// What is so when a wait returns: nothing is recorded any more, and the future is complete. Its
+  /// own thread does that, since callbacks may need a lock that this one has.
+  void settle() {
+    if (!calls_are_over()) return;
+    end_recording();
+    c10::intrusive_ptr<c10::ivalue::Future> there;
+    {
+      const std::lock_guard lock(mutex_);
+      there = future_;
+    }
+    if (there) there->wait();
+  }
+
   /// Calls `then` when all calls from number `first` on are complete: at once, or in a thread for
   /// that.
   void on_completion(std::size_t first, void (work::*then)()) {
