@@ -138,6 +138,14 @@ def compile_tests(folder, tests, jobs, log):
     return [test for test in tests if needs(test) and not up_to_date(sorted(needs(test)))]
 
 
+def compile_jobs(name):
+    """How many sources are compiled at a time: each of torch's takes a gigabyte."""
+    if not name.startswith("torch"):
+        return cpus
+    free = re.search(r"MemAvailable: +(\d+) kB", pathlib.Path("/proc/meminfo").read_text())
+    return max(1, min(cpus, int(free[1]) // 3_000_000 if free else 1))
+
+
 def without_address_randomisation():
     """ThreadSanitizer of GCC 12 and 13 does not start where the kernel randomises much."""
     command = ["setarch", os.uname().machine, "-R"]
@@ -159,8 +167,7 @@ def run_suite(name):
             skipped = [Result("skipped", f"{name}: {NEED_TORCH[name]}, since torch is not installed")]
         if not tests:
             return skipped
-        # One torch source at a time: each takes a gigabyte.
-        broken = compile_tests(folder, tests, 1 if name.startswith("torch") else cpus, log)
+        broken = compile_tests(folder, tests, compile_jobs(name), log)
         not_built = [Result("failed", f"{name}: {test['name']} does not compile") for test in broken]
         not_built[:1] = [result._replace(detail=errors_in(log.name)) for result in not_built[:1]]
         tests = [test for test in tests if test not in broken]

@@ -7,6 +7,7 @@
 
 #include "rankfold/testing/conformance.hpp"
 #include "support/catch.hpp"
+#include "support/kernels.hpp"
 
 template <class Transport>
 void check_conformance(const rankfold::testing::conformance_run<Transport>& run,

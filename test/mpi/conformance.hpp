@@ -16,6 +16,7 @@
 #include "rankfold/communicator.hpp"
 #include "rankfold/testing/conformance.hpp"
 #include "rankfold/transport/mpi.hpp"
+#include "support/kernels.hpp"
 
 namespace mpi_test {
 

@@ -30,6 +30,7 @@
 #include "support/catch.hpp"
 #include "support/contains.hpp"
 #include "support/fork_ranks.hpp"
+#include "support/kernels.hpp"
 #include "support/rank_threads.hpp"
 #include "support/values.hpp"
 

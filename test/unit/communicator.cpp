@@ -15,6 +15,7 @@
 #include "rankfold/testing/run_ranks.hpp"
 #include "rankfold/transport/self.hpp"
 #include "support/catch.hpp"
+#include "support/kernels.hpp"
 
 using namespace rankfold;
 using namespace std::chrono_literals;

@@ -18,6 +18,7 @@
 #include "support/catch.hpp"
 #include "support/contains.hpp"
 #include "support/fork_ranks.hpp"
+#include "support/kernels.hpp"
 #include "support/values.hpp"
 
 using namespace rankfold;

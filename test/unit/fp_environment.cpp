@@ -10,6 +10,7 @@
 #include "rankfold/kernel/convert.hpp"
 #include "rankfold/kernel/fold.hpp"
 #include "support/catch.hpp"
+#include "support/kernels.hpp"
 #include "support/reference.hpp"
 #include "support/values.hpp"
 

@@ -12,6 +12,7 @@
 
 #include "rankfold/kernel/partial.hpp"
 #include "support/catch.hpp"
+#include "support/kernels.hpp"
 #include "support/reference.hpp"
 #include "support/values.hpp"
 

@@ -3,6 +3,7 @@
 
 #include "rankfold/kernel/reducer.hpp"
 #include "support/catch.hpp"
+#include "support/kernels.hpp"
 
 using namespace rankfold;
 

@@ -14,6 +14,7 @@
 #include "rankfold/detail/output.hpp"
 #include "rankfold/hierarchical_context.hpp"
 #include "support/catch.hpp"
+#include "support/kernels.hpp"
 #include "support/reference.hpp"
 #include "support/simulated_hosts.hpp"
 #include "support/values.hpp"

@@ -10,6 +10,7 @@
 
 #include "rankfold/testing/run_ranks.hpp"
 #include "support/catch.hpp"
+#include "support/kernels.hpp"
 #include "support/reference.hpp"
 #include "support/values.hpp"
 
