@@ -60,7 +60,13 @@ communicator<shm_transport> meet(int rank, int size, int ordinal = 0,
       small(timeout));
 }
 
-enum class to { itself, ordinary_memory, the_same_allocation, symmetric_from_ordinary };
+enum class to {
+  itself,
+  itself_by_an_epilogue,
+  ordinary_memory,
+  the_same_allocation,
+  symmetric_from_ordinary
+};
 
 /// Makes all_reduces of every size, of a buffer in which some ranks begin at one place and some at
 /// another, and some have ordinary memory; overwrites the inputs at once. Returns how many gave
@@ -84,19 +90,27 @@ int wrong_calls(Comm& comm, std::uint64_t seed) {
     const std::vector<float> wanted = reference::fold<float>(in, sum{});
     // Bit r: rank r has its input in symmetric memory.
     for (const unsigned who : {~0u, 0u, 1u, 2u, 5u}) {
-      for (const to target : {to::itself, to::ordinary_memory, to::the_same_allocation,
-                              to::symmetric_from_ordinary}) {
+      for (const to target : {to::itself, to::itself_by_an_epilogue, to::ordinary_memory,
+                              to::the_same_allocation, to::symmetric_from_ordinary}) {
         // Ranks begin where they like, also in the middle of a line.
         const std::span<float> lies = buffer.span().subspan(3 * rank, count);
         const bool symmetric = (who >> rank & 1) != 0 && target != to::symmetric_from_ordinary;
         const std::span<float> from = symmetric ? lies : std::span(ordinary).first(count);
-        const std::span<float> into = target == to::itself            ? from
+        const bool by_an_epilogue = target == to::itself_by_an_epilogue;
+        const std::span<float> into = target == to::itself || by_an_epilogue ? from
                                       : target == to::ordinary_memory ? std::span(out).first(count)
                                       : target == to::symmetric_from_ordinary
                                           ? lies
                                           : buffer.span().subspan(most + 40, count);
         std::memcpy(from.data(), in[rank].data(), count * sizeof(float));
-        comm.all_reduce(std::span<const float>(from), into);
+        if (by_an_epilogue) {
+          comm.all_reduce(std::span<const float>(from), sum{},
+                          [&](const float* block, std::size_t first, std::size_t n) {
+                            std::memcpy(&into[first], block, n * sizeof(float));
+                          });
+        } else {
+          comm.all_reduce(std::span<const float>(from), into);
+        }
         wrong += std::memcmp(into.data(), wanted.data(), count * sizeof(float)) != 0;
         std::memset(from.data(), 0x7b, count * sizeof(float));
       }
