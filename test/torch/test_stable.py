@@ -27,7 +27,7 @@ from test_errors import (test_lazy_views_give_the_right_values,  # noqa: F401
 from test_life import test_a_rank_that_is_killed_is_noticed, ranks  # noqa: F401
 from test_ranks import (test_layouts, test_every_operator_has_the_right_bits_on_both_ranks,  # noqa: F401
                         test_ranks_that_make_different_calls_get_an_error, test_threads_take_turns_in_one_group)
-from test_schema import test_the_token_is_one_tensor_for_the_whole_process  # noqa: F401
+from test_schema import test_the_token_is_one_tensor_for_all_groups  # noqa: F401
 
 OTHER = os.environ.get("RANKFOLD_TORCH_EXTENSION")
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
