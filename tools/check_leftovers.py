@@ -28,7 +28,8 @@ CLONE_NEWNS = 0x20000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 GRACE_SECONDS = 5.0
 shm = pathlib.Path("/dev/shm")
-temporary = re.compile(r"rankfold-|ompi\.|openmpi-sessions|pmix|prte")
+session_of_mpi = re.compile(r"ompi\.|openmpi-sessions|pmix|prte")
+temporary = re.compile(rf"rankfold-|{session_of_mpi.pattern}")
 
 
 def processes():

@@ -10,9 +10,10 @@ import sys
 import pytest
 
 tools = pathlib.Path(__file__).resolve().parents[2] / "tools"
-sys.path.insert(0, str(tools))
+sys.path[:0] = [str(tools), str(tools.parent / "test" / "mpi")]
 import check_layers  # noqa: E402
 import ci_summary  # noqa: E402
+import launcher  # noqa: E402
 
 
 def tool(name, *arguments, **options):
@@ -57,6 +58,13 @@ def test_a_session_folder_of_mpi_left_behind_fails(tmp_path, monkeypatch):
     done, _ = leftovers(tmp_path, "mkdir $TMPDIR/ompi.host.0 $TMPDIR/of_others")
     assert done.returncode == 1
     assert "ompi.host.0" in done.stderr and "of_others" not in done.stderr
+
+
+@pytest.mark.parametrize("end, session", [("exit 1", ["contact.txt"]), ("kill -SEGV $$", [])])
+def test_only_the_session_of_an_mpi_launcher_that_crashed_is_left_out(end, session):
+    ended = launcher.run_launcher(
+        ["sh", "-c", f"mkdir $TMPDIR/ompi.host.0; touch $TMPDIR/ompi.host.0/contact.txt $TMPDIR/other; {end}"], 10)
+    assert [pathlib.Path(what).name for what in ended.left] == [*session, "other"]
 
 
 def test_a_command_that_hangs_is_ended(tmp_path):
