@@ -19,6 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "support"))
 import machine  # noqa: E402
+import publish  # noqa: E402
 import report  # noqa: E402
 from contestant import Contestant, Failure  # noqa: E402
 from rounds import Round, median  # noqa: E402
@@ -67,7 +68,7 @@ def parse_arguments():
     add("--minutes", type=float, default=30, help="end after this time, whatever was counted")
     add("--build", type=Path, default=ROOT / "build/bench", help="folder with the built contestants")
     add("--output", type=Path, help="folder for results (default: results in the build folder)")
-    add("--update-docs", action="store_true", help="write the table into docs/performance.md")
+    add("--update-docs", action="store_true", help="write pictures and tables into docs/performance.md")
     add(
         "--variant",
         action="append",
@@ -342,19 +343,24 @@ def main():
     description["mode"] = arguments.mode
     description["placement"] = arguments.placement
     description["load"] = [os.getloadavg()[0]]
+    if arguments.update_docs:
+        try:
+            publish.check(report.name_of(description))
+        except LookupError as problem:
+            sys.exit(f"bench: {problem}")
     with tempfile.TemporaryDirectory(prefix="rankfold-bench-") as folder:
         try:
             rounds = run(arguments, folder, description)
         except Failure as failure:
             sys.exit(f"bench: {failure}")
     description["load"].append(os.getloadavg()[0])
-    results = report.Results(rounds, description, arguments.rounds)
+    results = report.Results(rounds, description)
     print(results.text())
-    for path in results.write(arguments.output):
-        print(f"written: {os.path.relpath(path)}")
+    written = results.write(arguments.output)
     if arguments.update_docs:
-        results.update_page(ROOT / "docs/performance.md")
-        print("written: docs/performance.md")
+        written += publish.publish(written[0])
+    for path in written:
+        print(f"written: {os.path.relpath(path)}")
 
 
 if __name__ == "__main__":

@@ -17,17 +17,11 @@ ROOT = HERE.parent
 sys.path[:0] = [str(HERE / "support"), str(ROOT / "test" / "mpi")]
 os.environ.setdefault("RANKFOLD_MPI_FOLDER", str(ROOT / "build/bench/bench"))
 import machine  # noqa: E402
+import publish  # noqa: E402
+from report import bytes_text  # noqa: E402
 from rounds import median  # noqa: E402
 
 TITLES = {"openmpi": "Open MPI", "mpich": "MPICH"}
-MARKS = "<!-- bench hosts: begin -->", "<!-- bench hosts: end -->"
-
-
-def bytes_text(size):
-    for unit, factor in (("Mi", 1 << 20), ("Ki", 1 << 10)):
-        if size >= factor and size % factor == 0:
-            return f"{size // factor} {unit}"
-    return str(size)
 
 
 def measure(mpi, layout, arguments):
@@ -96,12 +90,7 @@ def main():
     page = "\n".join(parts) + "\n"
     print(page)
     if arguments.update_docs:
-        path = ROOT / "docs/performance.md"
-        begin, end = MARKS
-        new, number = re.subn(f"{re.escape(begin)}.*{re.escape(end)}", lambda _: f"{begin}\n{page}{end}",
-                              path.read_text(), flags=re.DOTALL)
-        assert number == 1, f"{path} has no section between {begin} and {end}"
-        path.write_text(new)
+        publish.replace_section("hosts", page)
 
 
 if __name__ == "__main__":

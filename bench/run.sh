@@ -5,6 +5,7 @@
 #
 # usage: sh bench/run.sh [--quick] [--cold | --paced] [--out-of-place] [--help for all options]
 #        sh bench/run.sh --hosts [--help]      all_reduce over several hosts; needs root
+#        sh bench/run.sh --publish CSV…        an earlier run's pictures and tables into docs/performance.md
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -16,6 +17,10 @@ done
 
 sh tools/setup.sh bench --mpi
 python=build/venv/bin/python
+if [ "${1-}" = --publish ]; then
+  shift
+  exec "$python" bench/publish.py "$@"
+fi
 if [ ! -f build/bench/build.ninja ]; then
   echo 'bench: configures build/bench'
   build/venv/bin/meson setup build/bench --buildtype=release -Dtests=disabled -Dexamples=disabled \

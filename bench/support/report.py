@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables, bars and files from the rounds of a run."""
 
-import csv
 import json
-import re
 
-from rounds import median, percentile
+from rounds import median, percentile, read_csv, write_csv
 
 BARS_NEED = 7
 LABELS = {
@@ -18,7 +16,10 @@ LABELS = {
     "openmpi": "Open MPI",
     "mpich": "MPICH",
 }
-MARKS = "<!-- bench: begin -->", "<!-- bench: end -->"
+
+
+def label(name):
+    return LABELS.get(name, name)
 
 
 def is_done(rounds, config, wanted):
@@ -40,6 +41,20 @@ def bytes_text(size):
 def digits(value):
     """Three significant digits, no exponent."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def name_of(description):
+    """Of a run's files, pictures and section: <collective or collectives>.<ranks>.<mode>."""
+    collectives = description["collectives"]
+    name = collectives[0] if len(collectives) == 1 else "collectives"
+    return f"{name}.{description['ranks']}.{description['mode']}"
+
+
+def read(path):
+    """The results of an earlier run, from its CSV and the JSON beside it. What needs the single calls (the p99 of
+    all rounds, preemptions) is not in there."""
+    description = json.loads(path.with_suffix(".json").read_text())
+    return Results(read_csv(path, description["mode"]), description)
 
 
 def heading(description):
@@ -105,10 +120,9 @@ class Cell:
 
 
 class Results:
-    def __init__(self, rounds, description, wanted):
+    def __init__(self, rounds, description):
         self.rounds = rounds
         self.description = description
-        self.wanted = wanted
         self.names = []
         for result in rounds:
             for name in result.measured:
@@ -140,8 +154,8 @@ class Results:
         ]
         ratios += [("rankfold", n) for n in names if n not in LABELS and "rankfold" in names]
         limits = any(cell.rounds[0].limits for cell in cells.values())
-        head = ["bytes", *(LABELS.get(n, n) for n in names)]
-        head += [f"{LABELS.get(a, a)} / {LABELS.get(b, b)}" for a, b in ratios]
+        head = ["bytes", *map(label, names)]
+        head += [f"{label(a)} / {label(b)}" for a, b in ratios]
         head += ["limit", "rankfold / limit"] if limits else []
         table = [[*head, "rounds"]]
         for size, cell in cells.items():
@@ -159,7 +173,7 @@ class Results:
 
     def tail_table(self, cells):
         names = [n for n in self.names if any(n in cell.names for cell in cells.values())]
-        table = [["bytes", *(f"{LABELS.get(n, n)} {what}" for n in names for what in ("p99", "GB/s"))]]
+        table = [["bytes", *(f"{label(n)} {what}" for n in names for what in ("p99", "GB/s"))]]
         for size, cell in cells.items():
             row = [bytes_text(size)]
             for n in names:
@@ -273,33 +287,10 @@ class Results:
         return "\n".join(parts) + "\n"
 
     def write(self, folder):
-        """<folder>/<collective or collectives>.<ranks>.<mode>.{csv,json,md}; returns the paths."""
-        collectives = self.description["collectives"]
-        name = collectives[0] if len(collectives) == 1 else "collectives"
-        stem = folder / f"{name}.{self.description['ranks']}.{self.description['mode']}"
-        paths = [stem.with_name(stem.name + end) for end in (".csv", ".json", ".md")]
-        with open(paths[0], "w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow("round counted place one_way_ns collective dtype bytes contestant median_ns p99_ns".split())
-            for r in self.rounds:
-                common = [r.number, int(r.counted), r.place, f"{r.latency_ns or 0:.1f}"]
-                common += [*r.series.split(), r.size]
-                for name, measured in r.measured.items():
-                    p99 = percentile(measured.calls, 0.99)
-                    rows.writerow([*common, name, f"{measured.median_ns:.1f}", f"{p99:.1f}"])
-                for kind, ns in r.limits.items():
-                    rows.writerow([*common, f"limit, {kind}", f"{ns:.1f}", ""])
+        """<folder>/<name of the run>.{csv,json,md}; returns the paths."""
+        name = name_of(self.description)
+        paths = [folder / (name + end) for end in (".csv", ".json", ".md")]
+        write_csv(paths[0], self.rounds)
         paths[1].write_text(json.dumps(self.description) + "\n")
         paths[2].write_text(self.markdown())
         return paths
-
-    def update_page(self, page):
-        begin, end = MARKS
-        text = page.read_text()
-        section = f"{begin}\n{self.markdown()}{end}"
-        new, found = re.subn(
-            f"{re.escape(begin)}.*{re.escape(end)}", lambda _: section, text, flags=re.DOTALL
-        )
-        if found != 1:
-            raise ValueError(f"{page} has no section between {begin} and {end}")
-        page.write_text(new)
