@@ -277,8 +277,8 @@ void implement_epilogue(::torch::Library& m, ::torch::CppFunction&& gradient) {
          ::torch::dispatch(DispatchKey::CompositeImplicitAutograd,
                            CppFunction::makeFromBoxedFunctor(std::make_unique<epilogue_composite>(
                                find_op(Library::name, Op::core_name, Overload::name)))));
-  refuse_others(m, name);
-  refuse_others(m, core);
+  refuse_others<Library>(m, name);
+  refuse_others<Library>(m, core);
 }
 
 template <class Library, class Overload, class Order = typename Overload::order>
