@@ -22,6 +22,7 @@ elsewhere = {  # header -> what tests it instead
     "detail/float8_batch.hpp": "test/unit/kernel_convert.cpp",
     "detail/meeting_options.hpp": "test/unit/split.cpp",
     "detail/segment_file.hpp": "test/unit/transport/shm.cpp",
+    "detail/kernel_table.hpp": "test/unit/kernel_dispatch.cpp",
     "detail/simd.hpp": "test/odr",
     "kernel/copy.hpp": "test/unit/algorithm",  # a memcpy
     "symmetric_buffer.hpp": "test/unit/symmetric_allocation.cpp",

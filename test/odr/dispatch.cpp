@@ -43,9 +43,8 @@ int main() {
   try {
     std::printf("isa %s\n", std::string(kernel::isa()).c_str());
     std::uint64_t hashes[3] = {};
-    testing::run_ranks(3, [&](auto& comm) {
-      hashes[comm.rank()] = hash_of_results(comm.rank(), comm);
-    });
+    testing::run_ranks(
+        3, [&](auto& comm) { hashes[comm.rank()] = hash_of_results(comm.rank(), comm); });
     for (const std::uint64_t hash : hashes) {
       std::printf("bits %016llx\n", static_cast<unsigned long long>(hash));
     }

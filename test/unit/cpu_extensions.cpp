@@ -39,18 +39,27 @@ TEST_CASE("an extension whose registers the system does not save is not there", 
 }
 
 TEST_CASE("the machine's extensions are those that the kernel tells", "[kernel][cpu]") {
-  const std::map<std::string, unsigned> names{
-      {"pni", ext::sse3},           {"ssse3", ext::ssse3},
-      {"sse4_1", ext::sse4_1},      {"sse4_2", ext::sse4_2},
-      {"avx", ext::avx},            {"avx2", ext::avx2},
-      {"fma", ext::fma},            {"f16c", ext::f16c},
-      {"bmi1", ext::bmi},           {"bmi2", ext::bmi2},
-      {"abm", ext::lzcnt},          {"popcnt", ext::popcnt},
-      {"movbe", ext::movbe},        {"avx512f", ext::avx512f},
-      {"avx512vl", ext::avx512vl},  {"avx512dq", ext::avx512dq},
-      {"avx512bw", ext::avx512bw},  {"avx512vbmi", ext::avx512vbmi},
-      {"avx512cd", ext::avx512cd},  {"avx512_vbmi2", ext::avx512vbmi2},
-      {"avx512_fp16", ext::avx512fp16}};
+  const std::map<std::string, unsigned> names{{"pni", ext::sse3},
+                                              {"ssse3", ext::ssse3},
+                                              {"sse4_1", ext::sse4_1},
+                                              {"sse4_2", ext::sse4_2},
+                                              {"avx", ext::avx},
+                                              {"avx2", ext::avx2},
+                                              {"fma", ext::fma},
+                                              {"f16c", ext::f16c},
+                                              {"bmi1", ext::bmi},
+                                              {"bmi2", ext::bmi2},
+                                              {"abm", ext::lzcnt},
+                                              {"popcnt", ext::popcnt},
+                                              {"movbe", ext::movbe},
+                                              {"avx512f", ext::avx512f},
+                                              {"avx512vl", ext::avx512vl},
+                                              {"avx512dq", ext::avx512dq},
+                                              {"avx512bw", ext::avx512bw},
+                                              {"avx512vbmi", ext::avx512vbmi},
+                                              {"avx512cd", ext::avx512cd},
+                                              {"avx512_vbmi2", ext::avx512vbmi2},
+                                              {"avx512_fp16", ext::avx512fp16}};
   std::ifstream file("/proc/cpuinfo");
   std::string line;
   while (std::getline(file, line) && !line.starts_with("flags")) {

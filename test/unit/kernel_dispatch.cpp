@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the choice of kernels does to the functions that give them. The kernels themselves: all tests
-// of this program are run once for each instruction set. The choice: test/odr/dispatch.py.
-#include "rankfold/kernel/dispatch.hpp"
-
+// What the choice of kernels does to the functions that give them. The kernels themselves: all
+// tests of this program are run once for each instruction set. The choice: test/odr/dispatch.py.
 #include <cstdlib>
 #include <string>
 #include <type_traits>
 
 #include "rankfold/kernel/convert.hpp"
+#include "rankfold/kernel/dispatch.hpp"
 #include "rankfold/kernel/partial.hpp"
 #include "support/catch.hpp"
 

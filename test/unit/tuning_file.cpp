@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rankfold/tuning_file.hpp"
 
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
@@ -63,7 +64,8 @@ TEST_CASE("a tuning file is text that people can write", "[tuning][file]") {
                "# by hand\n\n[rankfold 9.9, with other fields]\nnew_field = 7\n\n"
                "[rankfold 1.2.3, shm, 2 ranks, 1 host, A [new] CPU]  \r\n"
                "chunk_bytes = 3\none_shot_max_bytes = 2\n# comment\ninline_max_bytes = 1\n"
-               "exchange_chunk_bytes = 4\nrooted_chunk_bytes = 5\nwhole_rail_max_bytes = 6");
+               "exchange_chunk_bytes = 4\nrooted_chunk_bytes = 5\nwhole_rail_max_bytes = 8\n"
+               "symmetric_in_place_min_bytes = 7\nsymmetric_min_bytes = 6");
   CHECK(load_tuning(folder.file("tunings"), two) == numbered(1));
   save_tuning(folder.file("tunings"), two, numbered(2));
   CHECK(contains(folder.read("tunings"), "[rankfold 9.9, with other fields]\nnew_field = 7\n"));
@@ -93,7 +95,8 @@ TEST_CASE("a broken tuning file is an error that names file, line and what is wr
                   "line 2: expected"},
            broken{key + "chunk_bytes = 5\nchunk_bytes = 5\n", "line 3: line 2 has chunk_bytes"},
            broken{key + fields + key, "has the same key"},
-           broken{key + fields + "chunk = 5\n", "line 8: chunk is no field"},
+           broken{key + fields + "chunk = 5\n",
+                  "line " + std::to_string(2 + std::size(tuning_fields)) + ": chunk is no field"},
            broken{key + "chunk_bytes = 5\n", "has no inline_max_bytes below [rankfold 1.2.3"},
        }) {
     folder.write("tunings", b.text);

@@ -42,9 +42,10 @@
 
 /// Internal. The namespace of what objects built at different assert levels share: the kernels that
 /// are chosen at run time.
-#define RANKFOLD_DETAIL_BEGIN_DISPATCH \
-  namespace rankfold {                 \
-  inline namespace RANKFOLD_DETAIL_JOIN(v, RANKFOLD_DETAIL_ABI, , ) { namespace dispatch {
+#define RANKFOLD_DETAIL_BEGIN_DISPATCH                                \
+  namespace rankfold {                                                \
+  inline namespace RANKFOLD_DETAIL_JOIN(v, RANKFOLD_DETAIL_ABI, , ) { \
+  namespace dispatch {
 #define RANKFOLD_DETAIL_END_DISPATCH \
   }                                  \
   }                                  \

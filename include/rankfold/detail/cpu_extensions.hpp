@@ -126,7 +126,7 @@ struct cpu_words {
 constexpr unsigned extensions_of(const cpu_words& cpu) noexcept {
   struct place {
     extension::bit bit;
-    std::uint32_t cpu_words::*word;
+    std::uint32_t cpu_words::* word;
     int position;
     std::uint32_t state;  // bits of xcr0
   };
@@ -165,7 +165,8 @@ constexpr unsigned extensions_of(const cpu_words& cpu) noexcept {
   return found;
 }
 
-/// Those of this machine. (Not by xsimd, which before version 13 does not ask what the system saves.)
+/// Those of this machine. (Not by xsimd, which before version 13 does not ask what the system
+/// saves.)
 inline cpu_words read_cpu_words() noexcept {
   cpu_words cpu{};
   unsigned eax = 0;

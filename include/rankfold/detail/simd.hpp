@@ -35,10 +35,9 @@ struct target {
 namespace detail {
 
 template <class XsimdArch>
-using compiled_target =
-    std::conditional_t<xsimd::has_simd_register<std::uint8_t, XsimdArch>::value,
-                       target<XsimdArch, rankfold::detail::compiled_extensions>,
-                       target<void, rankfold::detail::compiled_extensions>>;
+using compiled_target = std::conditional_t<xsimd::has_simd_register<std::uint8_t, XsimdArch>::value,
+                                           target<XsimdArch, rankfold::detail::compiled_extensions>,
+                                           target<void, rankfold::detail::compiled_extensions>>;
 
 }  // namespace detail
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program with RANKFOLD_DISPATCH is linked with. On x86-64 this file is compiled three times,
-// with -march=x86-64, -march=x86-64-v3 and -march=x86-64-v4, and always with -O2 or more; elsewhere
-// once. See kernel/dispatch.hpp.
+// What a program with RANKFOLD_DISPATCH is linked with. On x86-64 this file is compiled three
+// times, with -march=x86-64, -march=x86-64-v3 and -march=x86-64-v4, and always with -O2 or more;
+// elsewhere once. See kernel/dispatch.hpp.
 //
-// Of an object for newer processors, no function may be taken for what others compile, too: all that
-// it defines are functions whose names have its instruction set, and its table. A test looks
+// Of an object for newer processors, no function may be taken for what others compile, too: all
+// that it defines are functions whose names have its instruction set, and its table. A test looks
 // (test/odr/dispatch_symbols.py).
 #ifndef RANKFOLD_NAMESPACE_ATTRIBUTES  // of two modules in a process, each uses its own
 #  define RANKFOLD_NAMESPACE_ATTRIBUTES __attribute__((visibility("hidden")))

@@ -24,7 +24,8 @@ namespace kernel {
 /// With RANKFOLD_DISPATCH it is the best that the machine has, or what the environment variable
 /// RANKFOLD_ISA says; that is read once, by whichever asks first, this or a call that reduces.
 ///
-/// Throws: with RANKFOLD_DISPATCH, `std::invalid_argument` if RANKFOLD_ISA names no instruction set,
+/// Throws: with RANKFOLD_DISPATCH, `std::invalid_argument` if RANKFOLD_ISA names no instruction
+/// set,
 ///         or one that the machine has not; so does every call that reduces.
 template <class Arch = simd::native>
 std::string_view isa() noexcept(!simd::is_dispatched_v<Arch>) {

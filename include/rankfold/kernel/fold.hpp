@@ -81,8 +81,8 @@ RANKFOLD_DETAIL_INLINE const Entry* find_entry(
 
 namespace kernel {
 
-/// The fold of `T` under `Op` for the instruction set that this translation unit is compiled for, or
-/// that was chosen for the machine.
+/// The fold of `T` under `Op` for the instruction set that this translation unit is compiled for,
+/// or that was chosen for the machine.
 ///
 /// Throws: see kernel/dispatch.hpp; nothing without it.
 template <class T, class Op, class Arch = simd::native>

@@ -37,8 +37,8 @@ using partial_t = std::conditional_t<std::is_same_v<Op, sum> || std::is_same_v<O
 using finish_function = void (*)(const void* op, const void* const* in, int n, int total, void* out,
                                  std::size_t count);
 
-/// A reduction in parts, of one element type under one operator, without its types: three functions,
-/// and the bytes of a partial.
+/// A reduction in parts, of one element type under one operator, without its types: three
+/// functions, and the bytes of a partial.
 ///
 /// `fold`, of the n inputs of a subtree of the canonical tree, also of one, gives a partial;
 /// `combine` of n partials a partial; `finish` of n partials, also of one, the result. The n
@@ -90,8 +90,8 @@ inline constexpr partial_reducer partial_reducer_v = [] {
   }
 }();
 
-/// The same of `T` under `Op` for the instruction set that this translation unit is compiled for, or
-/// that was chosen for the machine.
+/// The same of `T` under `Op` for the instruction set that this translation unit is compiled for,
+/// or that was chosen for the machine.
 ///
 /// Throws: see kernel/dispatch.hpp; nothing without it.
 template <class T, class Op, class Arch = simd::native>
