@@ -138,8 +138,8 @@ def compile_tests(folder, tests, jobs, log):
     return [test for test in tests if needs(test) and not up_to_date(sorted(needs(test)))]
 
 
-def compile_jobs(name):
-    """How many sources are compiled at a time: each of torch's takes a gigabyte."""
+def side_by_side(name):
+    """How many sources of a suite are compiled at a time, or tests run: each of torch's takes up to 3 GB."""
     if not name.startswith("torch"):
         return cpus
     free = re.search(r"MemAvailable: +(\d+) kB", pathlib.Path("/proc/meminfo").read_text())
@@ -167,7 +167,7 @@ def run_suite(name):
             skipped = [Result("skipped", f"{name}: {NEED_TORCH[name]}, since torch is not installed")]
         if not tests:
             return skipped
-        broken = compile_tests(folder, tests, compile_jobs(name), log)
+        broken = compile_tests(folder, tests, side_by_side(name), log)
         not_built = [Result("failed", f"{name}: {test['name']} does not compile") for test in broken]
         not_built[:1] = [result._replace(detail=errors_in(log.name)) for result in not_built[:1]]
         tests = [test for test in tests if test not in broken]
@@ -186,7 +186,7 @@ def run_suite(name):
                     "--timeout", str(seconds), "--report", str(leftovers),
                     "--name", f"{name}: nothing is left behind", "--",
                     "meson", "test", "-C", str(folder), "--no-rebuild", "--print-errorlogs",
-                    "--num-processes", str(cpus), "--timeout-multiplier", slow,
+                    "--num-processes", str(side_by_side(name)), "--timeout-multiplier", slow,
                     *selection, *([test["name"] for test in tests] if broken else [])],
                    log, re.compile(r"\s*\d+/\d+ ").match, **ON_REQUEST.get(name, {}))
         results = skipped + not_built + ci_summary.from_meson(folder) + ci_summary.from_lines(leftovers)
