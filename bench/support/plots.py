@@ -48,13 +48,13 @@ def bandwidth_text(value):
 
 
 def size_ticks(sizes, most=7):
-    """Powers of two from the smallest to the largest size, every one or every second, fourth, … of them, such that
-    1 Ki and 1 Mi are among them where they can be."""
+    """The smallest size, and powers of two up to the largest: every one, or every second, fourth, … of them, such
+    that 1 Ki is among them where it can be."""
     low, high = (min(sizes) - 1).bit_length(), max(sizes).bit_length()
     step = 1
     while len(ticks := [1 << e for e in range(low, high) if (e - 10) % step == 0]) > most:
         step *= 2
-    return ticks or [min(sizes)]
+    return sorted({min(sizes), *ticks})
 
 
 def draw(results, folder):
@@ -157,9 +157,10 @@ def draw_panel(panel, quantity, names, cells):
 
 
 def for_both_screens(svg):
-    """With the colours of a dark screen where the reader has one, and no blanks at the ends of lines."""
+    """With the colours of a dark screen where the reader has one; shorter numbers, no blanks at the ends of lines."""
     rules = "".join(f'[style*="{what}: {light}"]{{{what}:{dark}!important}}'
                     for light, dark in DARK.items() for what in ("fill", "stroke"))
     sheet = f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>"
     svg = re.sub(r"(<svg\b[^>]*>)", lambda match: f"{match[1]}\n {sheet}", svg, count=1)
+    svg = re.sub(r"(?<=\d\.\d\d)\d+", "", svg)
     return re.sub(r"[ \t]+$", "", svg, flags=re.MULTILINE)
