@@ -80,7 +80,7 @@ TEST_CASE("a broken tuning file is an error that names file, line and what is wr
   for (const tuning_field& f : tuning_fields) fields += std::string(f.name) + " = 5\n";
   struct broken {
     std::string text;
-    const char* said;
+    std::string said;
   };
   for (const broken& b : {
            broken{"chunk_bytes = 5\n", "line 1: expected [a key]"},
