@@ -29,7 +29,7 @@ def rms_norm(x, weight):
         half = sums.shape[1] // 2
         sums = sums[:, :half] + sums[:, half:]
     mean = sums / torch.full_like(sums, width) + torch.tensor(EPS)
-    root = torch.tensor([[math.sqrt(value)] for value in mean.flatten().tolist()])  # torch.sqrt is not exact
+    root = torch.tensor([math.sqrt(value) for value in mean.flatten().tolist()])[:, None]  # torch.sqrt is not exact
     scale = torch.ones_like(root) / root
     return (rows * scale * weight.float()).to(x.dtype).reshape(x.shape)
 
