@@ -83,7 +83,7 @@ def test_a_host_that_is_cut_off_ends_every_rank_within_the_deadline(two, tmp_pat
     cut_at = []
 
     def told(file):
-        return file.read_text() != "runs"
+        return len(file.read_text().splitlines()) == 2  # a rank may be ended while it writes
 
     def during():
         if not cut_at:
