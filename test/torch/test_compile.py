@@ -95,6 +95,49 @@ def test_compiled_layouts_and_dtypes(pair):
     assert same_bits(answers[1][2][0], fold(*base, "sum"))
 
 
+WRITES = {  # what each op writes to first
+    "all_reduce_": lambda ops, out, x, order: ops.all_reduce_(out, order),
+    "all_gather_into_": lambda ops, out, x, order: ops.all_gather_into_(out, x[:3], order),
+    "reduce_scatter_into_": lambda ops, out, x, order: ops.reduce_scatter_into_(out, torch.cat([x, x]), order),
+    "broadcast_": lambda ops, out, x, order: ops.broadcast_(out, order, root=1),
+    "all_to_all_into_": lambda ops, out, x, order: ops.all_to_all_into_(out, x, order),
+    "all_reduce_add_": lambda ops, out, x, order: ops.all_reduce_add_(x, out, order),
+    "all_reduce_add_rms_norm_": lambda ops, out, x, order: ops.all_reduce_add_rms_norm_(out, x, x[0] + 1, 1e-5, order)[0],
+}
+LAYOUTS = {  # of 6 rows of 4
+    "contiguous": lambda x: x[:6, :4].clone(),
+    "transposed": lambda x: x[:4, :6].clone().t(),
+    "columns": lambda x: x.clone()[:6, 2:6],
+    "rows": lambda x: x[:, :4].clone()[::2],
+    "every second": lambda x: x.clone()[1:7, 1::2],
+}
+
+
+def inputs_that_are_written(here):
+    """What each op makes of an input of each layout, where the graph returns what equals the input, but is contiguous."""
+    ops, order = here.ops, here.order
+
+    def function(inputs):
+        results = {}
+        for (name, layout), (out, x) in inputs.items():
+            results[name, layout] = WRITES[name](ops, out, x, order), out * 1, out.clone(memory_format=torch.contiguous_format)
+        return results
+
+    def inputs():
+        return {(name, layout): (LAYOUTS[layout](values(torch.float32, (12, 9), 2 * n + here.rank)),
+                                 values(torch.float32, (6, 4), 40 + here.rank))
+                for n, name in enumerate(WRITES) for layout in LAYOUTS}
+
+    compiled, eager = inputs(), inputs()
+    found, expected = torch.compile(function, fullgraph=True)(compiled), function(eager)
+    return [key for key in expected
+            if not all(map(same_bits, (*found[key], *compiled[key]), (*expected[key], *eager[key])))]
+
+
+def test_inputs_of_every_layout_are_written(pair):
+    assert pair(inputs_that_are_written) == [[], []]
+
+
 # --- order; test_programs.py has random programs ---
 
 

@@ -18,7 +18,6 @@
 #include <utility>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
@@ -30,6 +29,7 @@
 #include "rankfold/detail/config.hpp"
 #include "rankfold/fingerprint.hpp"
 #include "rankfold/torch/argument.hpp"
+#include "rankfold/torch/composite.hpp"
 #include "rankfold/torch/gradient.hpp"
 #include "rankfold/torch/group.hpp"
 #include "rankfold/torch/op.hpp"
@@ -80,23 +80,6 @@ c10::SmallVector<Int, 5> with_rows(c10::ArrayRef<Int> shape, Int rows) {
   result.front() = std::move(rows);
   return result;
 }
-
-/// Calls what graphs hold, and returns what it has written: the first argument.
-class writing_composite final : public c10::OperatorKernel {
- public:
-  explicit writing_composite(c10::OperatorHandle core) : core_(std::move(core)) {}
-
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    const std::size_t begin = stack->size() - core_.schema().arguments().size();
-    c10::IValue written = (*stack)[begin];
-    core_.callBoxed(stack);
-    stack->resize(begin);
-    stack->push_back(std::move(written));
-  }
-
- private:
-  c10::OperatorHandle core_;
-};
 
 template <class Op, class Library, class Overload, class Order = typename Overload::order,
           class Arguments = typename Op::arguments>

@@ -38,6 +38,7 @@
 #include "rankfold/fingerprint.hpp"
 #include "rankfold/reduction.hpp"
 #include "rankfold/torch/argument.hpp"
+#include "rankfold/torch/composite.hpp"
 #include "rankfold/torch/gradient.hpp"
 #include "rankfold/torch/group.hpp"
 #include "rankfold/torch/op.hpp"
@@ -63,38 +64,6 @@ class written_values {
  private:
   const at::Tensor& x_;
   at::Tensor copy_;
-};
-
-/// The positions of the tensors that an op writes and returns: not the order token.
-inline std::vector<std::size_t> written_arguments(const c10::FunctionSchema& schema) {
-  std::vector<std::size_t> written;
-  const auto& arguments = schema.arguments();
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const auto* const alias = arguments[i].alias_info();
-    if (alias != nullptr && alias->isWrite() && arguments[i].name() != "order")
-      written.push_back(i);
-  }
-  return written;
-}
-
-/// Calls what graphs hold, and returns what it has written.
-class epilogue_composite final : public c10::OperatorKernel {
- public:
-  explicit epilogue_composite(c10::OperatorHandle core)
-      : core_(std::move(core)), written_(written_arguments(core_.schema())) {}
-
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    const std::size_t begin = stack->size() - core_.schema().arguments().size();
-    torch::jit::Stack results;
-    for (const std::size_t i : written_) results.push_back((*stack)[begin + i]);
-    core_.callBoxed(stack);
-    stack->resize(begin);
-    for (c10::IValue& result : results) stack->push_back(std::move(result));
-  }
-
- private:
-  c10::OperatorHandle core_;
-  std::vector<std::size_t> written_;
 };
 
 /// The ADInplaceOrView kernel of what writes; see write_and_tell.
@@ -275,7 +244,7 @@ void implement_epilogue(::torch::Library& m, ::torch::CppFunction&& gradient) {
                            CppFunction::makeFromBoxedFunction<&write_all_and_tell>()));
   m.impl(overload_name<Overload>(Op::writing_name).c_str(),
          ::torch::dispatch(DispatchKey::CompositeImplicitAutograd,
-                           CppFunction::makeFromBoxedFunctor(std::make_unique<epilogue_composite>(
+                           CppFunction::makeFromBoxedFunctor(std::make_unique<writing_composite>(
                                find_op(Library::name, Op::core_name, Overload::name)))));
   refuse_others<Library>(m, name);
   refuse_others<Library>(m, core);

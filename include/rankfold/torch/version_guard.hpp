@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/util/string_view.h>
 #include <torch/version.h>
@@ -33,6 +34,16 @@ inline std::vector<at::Tag> op_tags() {
   return {at::Tag::pt2_compliant_tag, at::Tag::needs_contiguous_strides};
 #else
   return {at::Tag::pt2_compliant_tag};
+#endif
+}
+
+/// Whether a tensor is contiguous; of one that is traced, whether that is known, which newer
+/// releases can tell of sizes that come out of data.
+inline bool is_known_contiguous(const at::Tensor& x) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
+  return x.is_contiguous_or_false();
+#else
+  return x.is_contiguous();
 #endif
 }
 
