@@ -10,12 +10,12 @@ import pytest
 @pytest.mark.parametrize("ranks", [[1, 2, 3, 4, 5, 6, 7, 8], [16]], ids=["1 to 8", "16"])
 def test_conformance(ranks):
     processes = max(ranks)
-    every, variables = "1", {}
-    if processes > 8 and launcher.name == "mpich":
-        every = "5"  # its ranks poll without giving way: 16 on two CPUs take minutes
-        variables = {"UCX_TLS": "tcp,self"}  # a /dev/shm of 64 MB is too small for so many
+    every = os.environ.get("RANKFOLD_TEST_EVERY")
+    if processes > 8 and launcher.name == "mpich" and every is None:
+        pytest.skip("MPICH's ranks poll without giving way: 16 on two CPUs take many minutes (RANKFOLD_TEST_EVERY=5 runs "
+                    "every fifth check)")
     found = launcher.run(processes, [launcher.program("conformance"), *map(str, ranks)], timeout=400,
-                         RANKFOLD_TEST_EVERY=os.environ.get("RANKFOLD_TEST_EVERY", every), **variables)
+                         RANKFOLD_TEST_EVERY=every or "1")
     assert launcher.lines(found, "FAIL") == []
     assert found.code == 0
     assert found.output.count("checks hold, 0 fail") == processes
