@@ -8,6 +8,7 @@
 #include "rankfold/kernel/convert.hpp"
 #include "rankfold/kernel/dispatch.hpp"
 #include "rankfold/kernel/partial.hpp"
+#include "rankfold/kernel/rms_norm.hpp"
 #include "support/catch.hpp"
 
 namespace {
@@ -43,6 +44,7 @@ TEST_CASE("the built-in operators are those of the chosen instruction set", "[ke
   CHECK(kernel::partial_reducer_for<float16, prod>().finish == table.partials[2][4].finish);
   CHECK(kernel::convert_for<float, float8_e5m2>() == table.to_float[15]);
   CHECK(kernel::convert_for<float16, float>() == table.from_float[4]);
+  CHECK(kernel::rms_norm_for(dtype::bfloat16) == table.rms_norms[3]);
 }
 
 TEST_CASE("what is not in the tables is compiled for the flags", "[kernel][dispatch]") {

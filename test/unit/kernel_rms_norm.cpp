@@ -41,8 +41,8 @@ std::size_t wrong_width(bool hostile) {
       std::vector<std::byte> wanted(width * sizeof(T));
       reference::rms_norm<T>(x.data() + shift, w.data() + shift, 1e-5F, wanted.data(), width);
       std::vector<std::byte> out(width * sizeof(T) + shift + 1, std::byte{0xA5});
-      kernel::rms_norm<Arch, T>(x.data() + shift, w.data() + shift, 1e-5F, out.data() + shift,
-                                width);
+      kernel::rms_norm_for<Arch>(dtype_of_v<T>)(x.data() + shift, w.data() + shift, 1e-5F,
+                                                out.data() + shift, width);
       const bool kept =
           out.back() == std::byte{0xA5} && (shift == 0 || out[shift - 1] == std::byte{0xA5});
       if (!kept || !std::equal(wanted.begin(), wanted.end(), out.data() + shift)) return width;

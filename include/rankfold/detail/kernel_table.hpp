@@ -12,12 +12,15 @@
 
 RANKFOLD_DETAIL_BEGIN_DISPATCH
 
-// What they do stands in kernel/fold.hpp, kernel/partial.hpp, kernel/convert.hpp.
+// What they do stands in kernel/fold.hpp, kernel/partial.hpp, kernel/convert.hpp,
+// kernel/rms_norm.hpp.
 using fold_function = void (*)(const void* op, const void* const* in, int n, void* out,
                                std::size_t count);
 using finish_function = void (*)(const void* op, const void* const* in, int n, int total, void* out,
                                  std::size_t count);
 using convert_function = void (*)(const void* in, void* out, std::size_t count);
+using rms_norm_function = void (*)(const void* x, const void* weight, float eps, void* out,
+                                   std::size_t width);
 struct partial_reducer {
   fold_function fold;
   fold_function combine;
@@ -25,7 +28,7 @@ struct partial_reducer {
   std::size_t size;  ///< bytes of a partial
 };
 
-/// By the numbers of `reduction` and `dtype`; null where an operator does not support a type.
+/// By the numbers of `reduction` and `dtype`; null where a type is not supported.
 struct kernel_table {
   static constexpr std::size_t operators = 11;
   static constexpr std::size_t types = 16;
@@ -36,6 +39,7 @@ struct kernel_table {
   partial_reducer partials[operators][types];
   convert_function to_float[types];
   convert_function from_float[types];
+  rms_norm_function rms_norms[types];
 };
 
 /// The table in use; null until it is first asked for.

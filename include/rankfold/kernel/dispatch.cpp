@@ -22,6 +22,7 @@
 #include "rankfold/kernel/convert.hpp"
 #include "rankfold/kernel/fold.hpp"
 #include "rankfold/kernel/partial.hpp"
+#include "rankfold/kernel/rms_norm.hpp"
 #include "rankfold/reduction.hpp"
 
 #if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
@@ -46,6 +47,9 @@ consteval dispatch::kernel_table compiled_kernels() {
       if constexpr (kernel::convertible_elements<float, T>) {
         table.to_float[column] = kernel::convert_for<float, T, arch>();
         table.from_float[column] = kernel::convert_for<T, float, arch>();
+      }
+      if constexpr (kernel::has_rms_norm_v<T>) {
+        table.rms_norms[column] = &kernel::rms_norm<arch, T>;
       }
       for (std::size_t row = 1; row < dispatch::kernel_table::operators; ++row) {
         visit(static_cast<reduction>(row), [&]<class Op>(Op) {

@@ -12,6 +12,7 @@
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/float16_batch.hpp"
 #include "rankfold/detail/fold_element.hpp"
+#include "rankfold/detail/kernel_table.hpp"
 #include "rankfold/detail/simd.hpp"
 #include "rankfold/dtype.hpp"
 
@@ -29,8 +30,7 @@ namespace kernel {
 ///                 r = 1 / sqrt(s / width + eps),    out[i] = (x[i] · r) · weight[i],
 ///             each operation rounded, none contracted, the last one to the element type, too; a
 ///             NaN is stored as the positive quiet one.
-using rms_norm_function = void (*)(const void* x, const void* weight, float eps, void* out,
-                                   std::size_t width);
+using rms_norm_function = dispatch::rms_norm_function;
 
 /// Whether there is RMSNorm of rows of `T`.
 template <class T>
@@ -177,21 +177,23 @@ void rms_norm(const void* x, const void* weight, float eps, void* out, std::size
   }
 }
 
-/// The function of rows of a type known at run time. Throws std::invalid_argument for a type that
-/// is none of float32, bfloat16 and float16.
+/// The function of rows of a type known at run time, for the instruction set of this translation
+/// unit, or that was chosen for the machine.
+///
+/// Throws: std::invalid_argument for a type that is none of float32, bfloat16 and float16; and see
+///         kernel/dispatch.hpp.
 template <class Arch = simd::native>
 rms_norm_function rms_norm_for(dtype type) {
-  switch (type) {
-    case dtype::float32:
-      return &rms_norm<Arch, float>;
-    case dtype::bfloat16:
-      return &rms_norm<Arch, bfloat16>;
-    case dtype::float16:
-      return &rms_norm<Arch, float16>;
-    default:
+  return visit(type, [type]<class T>() -> rms_norm_function {
+    if constexpr (!has_rms_norm_v<T>) {
       throw std::invalid_argument("rms_norm: rows of " + std::string(name_of(type)) +
                                   "; expected float32, bfloat16 or float16");
-  }
+    } else if constexpr (simd::is_dispatched_v<Arch>) {
+      return dispatch::kernels().rms_norms[static_cast<std::size_t>(type)];
+    } else {
+      return &rms_norm<Arch, T>;
+    }
+  });
 }
 
 }  // namespace kernel
