@@ -11,16 +11,19 @@ algorithms, each scaled so that it gives the fitted time at two ranks.
 """
 
 import argparse
-import csv
 import math
+import sys
 from collections import defaultdict
+from pathlib import Path
 
-from support.rounds import median
+sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))
+from report import bytes_text, digits, label  # noqa: E402
+from rounds import median, read_csv  # noqa: E402
 
 KIB, MIB = 1 << 10, 1 << 20
 # Short: a flag and some lines. Middle: data in caches. Long: data in memory, where the latency is that of the middle.
 PIECES = {"short": (0, KIB), "middle": (8 * KIB, 4 * MIB), "long": (16 * MIB, 1 << 62)}
-PEERS = {"openmpi": "Open MPI", "mpich": "MPICH", "gloo": "gloo (torch)"}
+PEERS = ("openmpi", "mpich", "gloo")
 CHUNK, ONE_SHOT_READS = 512 * KIB, 256 * KIB  # rankfold::tuning's defaults
 SIZES = (64, 64 * KIB, 16 * MIB)
 RANKS = (2, 8, 16, 64)
@@ -32,13 +35,12 @@ def read(paths):
     found, latencies = {}, {}
     for path in paths:
         times, one_way = defaultdict(lambda: defaultdict(list)), defaultdict(list)
-        with open(path, newline="") as file:
-            for row in csv.DictReader(file):
-                if row["counted"] != "1":
-                    continue
-                key = row["place"], row.get("collective", "all_reduce"), row["dtype"], row["contestant"]
-                times[key][int(row["bytes"])].append(float(row["median_ns"]) / 1e3)
-                one_way[row["place"]].append(float(row["one_way_ns"]) / 1e3)
+        for r in read_csv(path, "hot"):
+            if not r.counted:
+                continue
+            for name, measured in r.measured.items():
+                times[r.place, *r.series.split(), name][r.size].append(measured.median_ns / 1e3)
+            one_way[r.place].append(r.latency_ns / 1e3)
         for key, sizes in times.items():
             found.setdefault(key, {size: median(values) for size, values in sorted(sizes.items())})
         for place, values in one_way.items():
@@ -134,14 +136,6 @@ class Memory:
         return self.time(p, n, 1, 1, p)
 
 
-def number(value):
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def bytes_text(size):
-    return f"{size // MIB} Mi" if size >= MIB else f"{size // KIB} Ki" if size >= KIB else str(size)
-
-
 def table(rows):
     head, *rest = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([head, "|---" + "|---:" * (len(rows[0]) - 1) + "|", *rest])
@@ -156,10 +150,10 @@ def fits_table(series, place):
             continue
         fit = Fit(sizes)
         worst = max(fit.errors, key=lambda n: abs(fit.errors[n]))
-        rows.append([f"{PEERS.get(name, name)}, {collective}"])
+        rows.append([f"{label(name)}, {collective}"])
         for piece in PIECES:
             a, b = fit.pieces.get(piece, (None, None))
-            rows[-1].append("" if a is None else f"{number(a)}, {number(b * 1e6)}")
+            rows[-1].append("" if a is None else f"{digits(a)}, {digits(b * 1e6)}")
         middle = median([abs(e) for e in fit.errors.values()])
         rows[-1].append(f"{middle:.0%}, {fit.errors[worst]:+.0%} at {bytes_text(worst)}")
     return table(rows)
@@ -186,7 +180,7 @@ def main():
     def row(name, time, measured=()):
         cells = [(measured[n] if p == 2 and n in measured else time(p, n), p == 2 and n in measured)
                  for n in SIZES for p in RANKS]
-        rows.append([name, *(number(value) + "*" * star for value, star in cells)])
+        rows.append([name, *(digits(value) + "*" * star for value, star in cells)])
 
     def over_sockets(p, n):
         """Ranks on two sockets: p / 2 of the p - 1 peers are far, and cost what far CPUs cost two ranks."""
@@ -196,19 +190,19 @@ def main():
     row("rankfold: one_shot, two_shot", memory.rankfold, here["rankfold"])
     if all(n in far for n in SIZES):
         row("rankfold, half of the ranks far", over_sockets, far)
-    for name, label in PEERS.items():
+    for name in PEERS:
         if name in here:
             ways = ["ring"] if name == "gloo" else list(MESSAGES)
             fit = fit_of("near", name)
-            row(f"{label}: {'ring' if name == 'gloo' else 'the fastest of three'}",
+            row(f"{label(name)}: {'ring' if name == 'gloo' else 'the fastest of three'}",
                 lambda p, n, fit=fit, ways=ways: min(messages(fit, way, p, n) for way in ways), here[name])
     row("DeepSpeed's and SGLang's shm op", memory.deepspeed)
     row("vLLM's shm op", memory.vllm)
     print("Fitted, two ranks:\n")
     print(fits_table(series, "near"))
     _, write, read_ = memory.units(64 * KIB)
-    print(f"\nrankfold's units: {number(memory.line)} µs a line of a peer; in caches {number(write * 1e6)} ps a byte"
-          f" staged and {number(read_ * 1e6)} ps a byte read from a peer.")
+    print(f"\nrankfold's units: {digits(memory.line)} µs a line of a peer; in caches {digits(write * 1e6)} ps a byte"
+          f" staged and {digits(read_ * 1e6)} ps a byte read from a peer.")
     print("\nComputed; * measured, two ranks:\n")
     print(table(rows))
 
