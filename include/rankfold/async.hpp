@@ -36,6 +36,7 @@
 
 #include "rankfold/collective/send_recv.hpp"
 #include "rankfold/communicator.hpp"
+#include "rankfold/detail/bounded_time.hpp"
 #include "rankfold/detail/buffers.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/fork_generation.hpp"
@@ -97,9 +98,7 @@ class async_core {
   bool wait_for(const async_task& task, std::chrono::milliseconds most) {
     if (is_done(task)) return true;
     check_process();
-    constexpr std::chrono::hours decade{24 * 3650};
-    const auto until =
-        std::chrono::steady_clock::now() + (std::min<std::chrono::milliseconds>)(most, decade);
+    const auto until = std::chrono::steady_clock::now() + bounded_time(most);
     pace asking;
     std::unique_lock lock(mutex_);
     check_not_own_turn();
@@ -505,21 +504,12 @@ class async_engine final : public async_core {
     }
   }
 
-  struct limit_of_call {
-    limit_of_call(context_type& c, const call_time& time) : context(c) {
-      if (time.what == call_time::kind::own) context.limit_calls(time.own);
-    }
-    ~limit_of_call() { context.lift_limit(); }
-    limit_of_call(const limit_of_call&) = delete;
-    limit_of_call& operator=(const limit_of_call&) = delete;
-    context_type& context;
-  };
-
   void carry_out(call& task) {
     std::exception_ptr error;
     try {
       advance_all();  // what was posted before is under way
-      const limit_of_call limit(*context_, task.time);
+      std::optional<typename context_type::limited_calls> limit;
+      if (task.time.what == call_time::kind::own) limit.emplace(*context_, task.time.own);
       task.run(comm_);
     } catch (const std::invalid_argument&) {
       error = std::current_exception();  // nothing was sent

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "rankfold/detail/bounded_time.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/fork_generation.hpp"
 #include "rankfold/detail/pair_channels.hpp"
@@ -116,16 +117,26 @@ class context_base {
   std::chrono::milliseconds timeout() const noexcept { return waiting_.timeout; }
   /// For later calls; `milliseconds::max()` is as good as none.
   void set_timeout(std::chrono::milliseconds timeout) noexcept {
-    waiting_.timeout = bounded(timeout);
+    waiting_.timeout = bounded_time(timeout);
   }
 
-  /// From now until `lift_limit` calls have `timeout` for all of them together, in the place of one
-  /// each; sends and receives, which may outlast that, keep theirs.
-  void limit_calls(std::chrono::milliseconds timeout) {
-    timeout = bounded(timeout);
-    limit_ = call_limit{timeout, clock::now() + timeout};
-  }
-  void lift_limit() noexcept { limit_.reset(); }
+  /// While it lives, calls have `timeout` for all of them together, in the place of one each; sends
+  /// and receives, which may outlast that, keep theirs.
+  class limited_calls {
+   public:
+    limited_calls(context_base& context, std::chrono::milliseconds timeout)
+        : limited_calls(context, timeout, clock::now() + bounded_time(timeout)) {}
+    limited_calls(context_base& context, std::chrono::milliseconds timeout, clock::time_point until)
+        : self_(context) {
+      self_.limit_ = call_limit{bounded_time(timeout), until};
+    }
+    ~limited_calls() { self_.limit_.reset(); }
+    limited_calls(const limited_calls&) = delete;
+    limited_calls& operator=(const limited_calls&) = delete;
+
+   private:
+    context_base& self_;
+  };
 
   /// Runs one collective call: checks that the communicator is usable, runs `body`, and aborts the
   /// communicator if it throws.
@@ -147,8 +158,7 @@ class context_base {
   /// The same as a part of a call of `outer`, within its deadline.
   template <class Outer, class Body>
   void run_part(Outer& outer, const fingerprint& call, Body&& body) {
-    limit_ = call_limit{outer.timeout_of_call(), outer.deadline_of_call()};
-    const limit_guard only_here(*this);
+    const limited_calls only_here(*this, outer.timeout_of_call(), outer.deadline_of_call());
     run(call, std::forward<Body>(body));
   }
 
@@ -304,14 +314,6 @@ class context_base {
           "rankfold: two threads call one communicator at the same time; use one communicator a "
           "thread, or a lock");
     }
-    context_base& self;
-  };
-
-  struct limit_guard {
-    explicit limit_guard(context_base& c) : self(c) {}
-    ~limit_guard() { self.lift_limit(); }
-    limit_guard(const limit_guard&) = delete;
-    limit_guard& operator=(const limit_guard&) = delete;
     context_base& self;
   };
 
@@ -518,11 +520,6 @@ class context_base {
   std::string where_of(const pair_transfer& t) const {
     return where((t.way == pair_transfer::direction::send ? "send to " : "recv from ") +
                  rank_text(t.peer) + " (message " + std::to_string(t.place + 1) + ")");
-  }
-
-  static constexpr std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) noexcept {
-    constexpr std::chrono::hours decade{24 * 3650};  // far from overflow in nanoseconds
-    return (std::min)(timeout, std::chrono::milliseconds(decade));
   }
 
   /// A bound on calls, and what it was when it was set.

@@ -93,9 +93,7 @@ auto split(Context& ctx, int color, int key) {
       made.emplace(ctx.transport().child(group.members, group.rank, group.key,
                                          detail::meeting_options(ctx)));
     }
-    ctx.next_step();
-    ctx.publish();
-    ctx.wait_all();
+    algorithms::inline_line_exchange(ctx, nullptr, 0);
   });
   return made;
 }

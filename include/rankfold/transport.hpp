@@ -32,9 +32,8 @@ concept transport = std::movable<T> && requires(const T& t) {
 /// A transport whose ranks can load from each other's memory.
 ///
 /// Model requirements:
-/// - `segment(r)` is rank r's segment as mapped here: page-aligned, `segment_size()` bytes (the
-/// same
-///   on every rank), all zero before any rank can see it, at least
+/// - `segment(r)` is rank r's segment as mapped here: page-aligned, `segment_size()` bytes (on
+///   every rank as many), all zero before any rank can see it, at least
 ///   `detail::segment_bytes(1, size())` long, mapped until the transport is destroyed. Stores by
 ///   one rank become visible to the others as between threads of one process (coherent memory).
 /// - `state(r)` says how rank r stands now. Called on the slow path only; must not block.
@@ -127,9 +126,8 @@ struct symmetric_memory {
 /// - `allocate(bytes, key, options)` gives each rank a part of `bytes` bytes, a multiple of 4096:
 ///   page-aligned, writable and zero but for its first 64 bytes, which are of the library. Called
 ///   by all ranks, with the same `bytes` and `key`; `key` and `options` are as for `child`.
-/// - What it returns may outlive the transport, on each rank by itself: parts stay as they are
-/// until
-///   the last rank has let them go.
+/// - What it returns may outlive the transport, on each rank by itself: parts stay until the last
+///   rank has let them go.
 /// - Where the ranks do not come together in time, or one cannot, all throw a rankfold::error, and
 ///   nothing is left behind. What `options.interrupt` throws is passed on.
 template <class T>

@@ -83,7 +83,7 @@ void one_shot_reduce_scatter(Context& ctx, const kernel::reducer& reducer, const
 /// chunk⌉ steps for blocks of at most `bytes`; a rank writes its own block and reads those of its
 /// peers.
 template <class Context, class Place, class Blocks>
-void one_shot_all_gather_to(Context& ctx, const void* in, Place&& place, const Blocks& blocks) {
+void one_shot_all_gather(Context& ctx, const void* in, Place&& place, const Blocks& blocks) {
   const auto ranks = static_cast<std::size_t>(ctx.size());
   const auto rank = static_cast<std::size_t>(ctx.rank());
   const std::size_t limit = detail::exchange_bytes(ctx);
@@ -107,14 +107,6 @@ void one_shot_all_gather_to(Context& ctx, const void* in, Place&& place, const B
       kernel::copy(place(r) + begin, ctx.half(static_cast<int>(r)), now);
     }
   });
-}
-
-/// The same to `out`, where the blocks lie one behind the other.
-template <class Context, class Blocks>
-void one_shot_all_gather(Context& ctx, const void* in, void* out, const Blocks& blocks) {
-  one_shot_all_gather_to(
-      ctx, in, [&](std::size_t r) { return static_cast<std::byte*>(out) + blocks.begin(r); },
-      blocks);
 }
 
 }  // namespace algorithms

@@ -32,7 +32,7 @@ void all_gather_to(Context& ctx, dtype type, std::size_t element_size, const voi
             if (how == algorithm::inline_line) {
               algorithms::inline_line_all_gather_to(ctx, in, place, bytes);
             } else {
-              algorithms::one_shot_all_gather_to(ctx, in, place, detail::even_blocks{bytes});
+              algorithms::one_shot_all_gather(ctx, in, place, detail::even_blocks{bytes});
             }
           });
 }
@@ -46,7 +46,7 @@ void all_gather_uneven_to(Context& ctx, dtype type, std::size_t element_size, co
   const algorithm how = algorithms::select(ctx, what, options.algorithm, blocks.largest(), 1);
   ctx.run(fingerprint::of(what, type == dtype::user ? element_size : 0, type, options.type_id, how,
                           0, options.tag),
-          [&] { algorithms::one_shot_all_gather_to(ctx, in, place, blocks); });
+          [&] { algorithms::one_shot_all_gather(ctx, in, place, blocks); });
 }
 
 /// Puts the `count` elements at `in` of every rank into `out`, in rank order. `in` is apart from

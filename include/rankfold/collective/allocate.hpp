@@ -55,9 +55,7 @@ std::shared_ptr<detail::symmetric_allocation> allocate(Context& ctx, dtype type,
       made = std::make_shared<detail::symmetric_allocation>(symmetric_memory{{own->data()}, own}, 0,
                                                             bytes);
     }
-    ctx.next_step();
-    ctx.publish();
-    ctx.wait_all();
+    algorithms::inline_line_exchange(ctx, nullptr, 0);
   });
   return made;
 }

@@ -21,19 +21,16 @@ RANKFOLD_BEGIN_NAMESPACE
 /// A context that carries send and recv.
 ///
 /// Model requirements:
-/// - `begin_send(peer, print, data, bytes)` and `begin_receive` make a transfer and give it its
-/// place:
+/// - `begin_send(peer, print, data, bytes)` and `begin_receive` make a transfer, with its place:
 ///   messages of a pair of ranks are received in the order in which their receives were begun, and
 ///   sent in the order of the sends. They send nothing and never block; throw where the
 ///   communicator was given up. A context's own rank may be the peer.
-/// - `advance(t)` moves a transfer on without blocking, and returns whether it is complete: of a
-/// send,
-///   that the data may be changed. Once it is, always true. Fails with mismatch_error where the
-///   message is not the one that `print` says.
+/// - `advance(t)` moves a transfer on without blocking, and returns whether it is complete: of
+///   a send, that the data may be changed. Once it is, always true. Fails with mismatch_error where
+///   the message is not the one that `print` says.
 /// - `check(t, now)` fails where its deadline has passed or its peer is gone, and returns the
 ///   deadline; it may complete the transfer.
-/// - `wait_transfers(done, look)` returns when `done()` does with true, and calls it whenever
-/// something
+/// - `wait_transfers(done, look)` returns when `done()` does with true, and calls it when something
 ///   may have changed; `done` advances transfers. Calls `look(now)` before it sleeps and about ten
 ///   times a second; it returns when it wants to be called next at the latest, and may throw.
 ///   Throws what was recorded where the communicator is given up, and what `interrupt` throws.

@@ -25,8 +25,7 @@ namespace kernel {
 /// RANKFOLD_ISA says; that is read once, by whichever asks first, this or a call that reduces.
 ///
 /// Throws: with RANKFOLD_DISPATCH, `std::invalid_argument` if RANKFOLD_ISA names no instruction
-/// set,
-///         or one that the machine has not; so does every call that reduces.
+///         set, or one that the machine has not; so does every call that reduces.
 template <class Arch = simd::native>
 std::string_view isa() noexcept(!simd::is_dispatched_v<Arch>) {
   if constexpr (simd::is_dispatched_v<Arch>) {

@@ -61,6 +61,7 @@
 
 #include "rankfold/assert.hpp"
 #include "rankfold/bootstrap/environment.hpp"
+#include "rankfold/detail/bounded_time.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/fork_generation.hpp"
 #include "rankfold/detail/memory_limit.hpp"
@@ -678,9 +679,7 @@ class c10d_link {
 /// - All messages go over connections of its own, made by the group's gloo backend over the group's
 ///   store: torch's collectives are not disturbed, nor do their timeouts end anything here. The
 ///   group may be destroyed before the transport.
-/// - No thread of torch waits for a peer: gloo's thread moves messages on, also while nobody is in
-/// a
-///   call.
+/// - No thread of torch waits for a peer: gloo's thread moves messages on, also outside of calls.
 /// - A process that ends is seen as `died` at once, one that destroys its transport as `left`. A
 ///   host that cannot be reached any more, or a rank that is stopped, only a deadline ends.
 /// - SIGPIPE must be ignored, as Python does: gloo writes to connections that peers have closed.
@@ -850,7 +849,7 @@ class c10d_transport {
                              int size, std::size_t workspace_bytes, std::uint64_t host,
                              std::chrono::milliseconds timeout,
                              const std::function<void()>& interrupt) {
-    timeout = (std::min<std::chrono::milliseconds>)(timeout, detail::store_meeting::longest);
+    timeout = detail::bounded_time(timeout);
     const auto begin = std::chrono::steady_clock::now();
     const auto connected = std::make_shared<c10::intrusive_ptr<::c10d::Backend>>();
     const auto meeting = std::make_shared<detail::store_meeting>(

@@ -199,7 +199,6 @@ struct collective_ops<Op, Library, Overload, types<Order...>, types<Arguments...
                               typename parameter<Arguments>::concrete... arguments,
                               text_argument group_name, std::int64_t tag) {
     checked_call call(Op::writing_name, x, arguments..., group_name);
-    check_inference(x, "x", call.where());
     check_writable(x, "x", call.where());
     call.begin(order..., tag);
     in_place(x, call);
@@ -210,7 +209,6 @@ struct collective_ops<Op, Library, Overload, types<Order...>, types<Arguments...
                           typename parameter<Arguments>::concrete... arguments,
                           text_argument group_name, std::int64_t tag) {
     checked_call call(Op::writing_name, x, arguments..., group_name);
-    check_inference(out, "out", call.where());
     check_out(out, call.shape_of(x), x, call.where());
     call.begin(order..., tag);
     into(out, x, call);

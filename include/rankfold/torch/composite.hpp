@@ -17,23 +17,12 @@
 #include <c10/util/SmallVector.h>
 
 #include "rankfold/detail/config.hpp"
+#include "rankfold/torch/overload.hpp"
 #include "rankfold/torch/version_guard.hpp"
 
 RANKFOLD_BEGIN_NAMESPACE
 
 namespace torch_ops {
-
-/// The positions of the tensors that an op writes and returns: not the order token.
-inline std::vector<std::size_t> written_arguments(const c10::FunctionSchema& schema) {
-  std::vector<std::size_t> written;
-  const auto& arguments = schema.arguments();
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const auto* const alias = arguments[i].alias_info();
-    if (alias != nullptr && alias->isWrite() && arguments[i].name() != "order")
-      written.push_back(i);
-  }
-  return written;
-}
 
 /// Calls what graphs hold, and returns what it has written.
 ///
@@ -43,8 +32,12 @@ inline std::vector<std::size_t> written_arguments(const c10::FunctionSchema& sch
 /// of torch 2.14 takes the input for that value, writes to a copy, and the input stays as it was.
 class writing_composite final : public c10::OperatorKernel {
  public:
-  explicit writing_composite(c10::OperatorHandle core)
-      : core_(std::move(core)), written_(written_arguments(core_.schema())) {}
+  explicit writing_composite(c10::OperatorHandle core) : core_(std::move(core)) {
+    const auto& arguments = core_.schema().arguments();
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      if (is_written(arguments[i])) written_.push_back(i);
+    }
+  }
 
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const std::size_t begin = stack->size() - core_.schema().arguments().size();

@@ -20,7 +20,6 @@
 #include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -50,32 +49,6 @@ RANKFOLD_BEGIN_NAMESPACE
 
 namespace torch_ops {
 
-/// A tensor that a call reads and writes: its own memory, or that of a copy which is copied back.
-class written_values {
- public:
-  explicit written_values(const at::Tensor& x) : x_(x) {
-    if (!x.is_contiguous()) copy_ = contiguous_values(x).copy();
-  }
-  void* data() const { return (copy_.defined() ? copy_ : x_).mutable_data_ptr(); }
-  void store() const {
-    if (copy_.defined()) copy_values(x_, copy_);
-  }
-
- private:
-  const at::Tensor& x_;
-  at::Tensor copy_;
-};
-
-/// The ADInplaceOrView kernel of what writes; see write_and_tell.
-inline void write_all_and_tell(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                               torch::jit::Stack* stack) {
-  const auto begin = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
-  for (const std::size_t i : written_arguments(op.schema())) {
-    begin[static_cast<std::ptrdiff_t>(i)].toTensor().unsafeGetTensorImpl()->bump_version();
-  }
-  op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
-}
-
 /// The name of the first tensor of a call that needs a gradient; null if there is none.
 inline const char* tensor_with_gradient(const c10::OperatorHandle& op,
                                         torch::jit::Stack::const_iterator begin) {
@@ -100,7 +73,7 @@ void call_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet ke
                 ".detach() or torch.no_grad()");
   }
   if constexpr (Writes) {
-    write_all_and_tell(op, keys, stack);
+    write_and_tell(op, keys, stack);
   } else {
     op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
   }
@@ -134,11 +107,6 @@ class epilogue_call {
                 tensor.scalar_type(), ", expected ", x.scalar_type(), ", that of x");
     TORCH_CHECK(tensor.sizes() == shape, where()(), ": ", what, " has sizes ", tensor.sizes(),
                 ", expected ", shape);
-  }
-
-  void check_written(const char* what, const at::Tensor& tensor) const {
-    check_inference(tensor, what, where());
-    check_writable(tensor, what, where());
   }
 
   /// The last of the checks; see checked_call.
@@ -239,9 +207,8 @@ void implement_epilogue(::torch::Library& m, ::torch::CppFunction&& gradient) {
          ::torch::dispatch(DispatchKey::Autograd,
                            CppFunction::makeFromBoxedFunction<
                                &call_without_gradient<Library, Op, /*Writes=*/true>>()));
-  m.impl(core.c_str(),
-         ::torch::dispatch(DispatchKey::ADInplaceOrView,
-                           CppFunction::makeFromBoxedFunction<&write_all_and_tell>()));
+  m.impl(core.c_str(), ::torch::dispatch(DispatchKey::ADInplaceOrView,
+                                         CppFunction::makeFromBoxedFunction<&write_and_tell>()));
   m.impl(overload_name<Overload>(Op::writing_name).c_str(),
          ::torch::dispatch(DispatchKey::CompositeImplicitAutograd,
                            CppFunction::makeFromBoxedFunctor(std::make_unique<writing_composite>(
@@ -289,7 +256,7 @@ struct all_reduce_add_ops<Library, Overload, types<Order...>> {
   static nothing writing_cpu(const at::Tensor& x, at::Tensor& residual, Order... order,
                              text_argument op, text_argument group_name, std::int64_t tag) {
     epilogue_call<Library> call(writing_name, x, residual, op, group_name);
-    call.check_written("residual", residual);
+    check_writable(residual, "residual", call.where());
     call.begin(tag, order...);
     const contiguous_values in(x);
     const written_values sum(residual);
@@ -354,8 +321,8 @@ struct all_reduce_add_rms_norm_ops<Library, Overload, types<Order...>> {
                              std::int64_t tag) {
     epilogue_call<Library> call(writing_name, x, residual, op, group_name);
     check_weight(call, weight, x);
-    call.check_written("x", x);
-    call.check_written("residual", residual);
+    check_writable(x, "x", call.where());
+    check_writable(residual, "residual", call.where());
     call.begin(tag, order...);
     const written_values in(x);
     const written_values sum(residual);

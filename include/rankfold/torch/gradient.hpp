@@ -149,13 +149,17 @@ void call_with_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   stack->emplace_back(differentiable<Library, Op>::apply(x, op, arguments));
 }
 
-/// The ADInplaceOrView kernel of what writes to its first argument: autograd notices when it has
-/// saved that. It runs in inference mode, too, where there is no autograd.
+/// The ADInplaceOrView kernel of what writes: autograd notices when it has saved that. It runs in
+/// inference mode, too, where there is no autograd.
 inline void write_and_tell(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                            torch::jit::Stack* stack) {
-  const auto arguments = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
-  // First, since it refuses what must not be written here: a tensor of inference mode.
-  (stack->end() - arguments)->toTensor().unsafeGetTensorImpl()->bump_version();
+  const auto& arguments = op.schema().arguments();
+  auto value = stack->end() - static_cast<std::ptrdiff_t>(arguments.size());
+  for (const c10::Argument& argument : arguments) {
+    // First, since it refuses what must not be written here: a tensor of inference mode.
+    if (is_written(argument)) value->toTensor().unsafeGetTensorImpl()->bump_version();
+    ++value;
+  }
   op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
 }
 

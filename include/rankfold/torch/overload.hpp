@@ -76,6 +76,12 @@ void define_op(::torch::Library& m, std::string_view op, const std::string& sign
   m.def((overload_name<Overload>(op) + signature).c_str(), tags);
 }
 
+/// Whether an op writes to the argument and returns that: not so the order token.
+inline bool is_written(const c10::Argument& argument) {
+  const c10::AliasInfo* const alias = argument.alias_info();
+  return alias != nullptr && alias->isWrite() && argument.name() != "order";
+}
+
 /// The kernel of every device and layout that has none: says what was found.
 template <class Library>
 void refuse_tensor(const c10::OperatorHandle& op, torch::jit::Stack* stack) {

@@ -26,6 +26,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "rankfold/detail/bounded_time.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/random_key.hpp"
 #include "rankfold/detail/text.hpp"
@@ -56,9 +57,6 @@ class store_meeting {
     std::chrono::milliseconds timeout;
   };
 
-  /// As good as for ever, and far from overflow in nanoseconds: a decade.
-  static constexpr std::chrono::hours longest{24 * 3650};
-
   /// `said` is what this rank tells all others, a word. `then`, if any, is called in the same
   /// thread, within the same time, when all have met.
   explicit store_meeting(place where, std::string said = "-",
@@ -66,7 +64,7 @@ class store_meeting {
       : place_(std::move(where)),
         said_(std::move(said)),
         then_(std::move(then)),
-        deadline_(clock::now() + (std::min<std::chrono::milliseconds>)(place_.timeout, longest)) {}
+        deadline_(clock::now() + bounded_time(place_.timeout)) {}
 
   /// Returns when all ranks have met; asks `interrupt` about ten times a second.
   /// Throws: `rendezvous_error` where they do not come in time, naming them, or the store fails.

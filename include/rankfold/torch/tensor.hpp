@@ -98,18 +98,13 @@ inline std::span<const std::int64_t> span_of(at::IntArrayRef list) {
   return {list.data(), list.size()};
 }
 
-/// Checks that `x`, where it was made in inference mode, is written in inference mode. (A call with
-/// a tensor of another kind beside it, such as the order token, does not come as far as this.)
+/// Checks that `x` can be written to: also that, where it was made in inference mode, that is on.
+/// (In a call with a tensor of another kind beside it, such as the order token, torch does not.)
 template <class Where>
-void check_inference(const at::Tensor& x, const char* name, Where&& where) {
+void check_writable(const at::Tensor& x, const char* name, Where&& where) {
   TORCH_CHECK(!x.is_inference() || c10::InferenceMode::is_enabled(), where(), ": ", name,
               " was made in inference mode, and this is not: Inplace update to inference tensor ",
               "outside InferenceMode is not allowed; call clone() first");
-}
-
-/// Checks that `x` can be written to.
-template <class Where>
-void check_writable(const at::Tensor& x, const char* name, Where&& where) {
   if (!x.is_contiguous()) check_apart(span_of(x.sizes()), span_of(x.strides()), name, where);
 }
 
@@ -157,6 +152,22 @@ inline void copy_values(const at::Tensor& to, const at::Tensor& from) {
   to.copy_(from);
 }
 
+/// A tensor that a call reads and writes: its own memory, or that of a copy which is copied back.
+class written_values {
+ public:
+  explicit written_values(const at::Tensor& x) : x_(x) {
+    if (!x.is_contiguous()) copy_ = contiguous_values(x).copy();
+  }
+  void* data() const { return (copy_.defined() ? copy_ : x_).mutable_data_ptr(); }
+  void store() const {
+    if (copy_.defined()) copy_values(x_, copy_);
+  }
+
+ private:
+  const at::Tensor& x_;
+  at::Tensor copy_;
+};
+
 /// Calls `collective(in, out)` with the values of `x` and the memory of a new tensor of that shape,
 /// which it returns.
 template <class Collective>
@@ -180,15 +191,9 @@ at::Tensor out_of_place(const at::Tensor& x, Collective&& collective) {
 /// afterwards.
 template <class Collective>
 void in_place(const at::Tensor& x, Collective&& collective) {
-  if (x.is_contiguous()) {
-    void* data = x.mutable_data_ptr();
-    collective(data, data);
-    return;
-  }
-  const at::Tensor copy = contiguous_values(x).copy();
-  void* data = copy.mutable_data_ptr();
-  collective(data, data);
-  copy_values(x, copy);
+  const written_values values(x);
+  collective(values.data(), values.data());
+  values.store();
 }
 
 /// Calls `collective(in, out)` with the values of `x`; `out` holds the result afterwards.

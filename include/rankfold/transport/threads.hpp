@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "rankfold/assert.hpp"
+#include "rankfold/detail/bounded_time.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/memory_limit.hpp"
 #include "rankfold/detail/segment_layout.hpp"
@@ -186,9 +187,7 @@ class thread_meetings {
   static void wait(meeting& here, std::unique_lock<std::mutex>& lock, std::span<const int> members,
                    const child_options& options) {
     using clock = std::chrono::steady_clock;
-    constexpr std::chrono::hours decade{24 * 3650};
-    const clock::time_point deadline =
-        clock::now() + (std::min<std::chrono::milliseconds>)(options.timeout, decade);
+    const clock::time_point deadline = clock::now() + detail::bounded_time(options.timeout);
     while (here.count < members.size()) {
       if (!here.failure.empty()) throw rendezvous_error("rankfold: " + here.failure);
       const clock::time_point now = clock::now();

@@ -75,7 +75,10 @@ TEST_CASE("uneven blocks are gathered and reduced in as many steps as the larges
           all[begins[rank] + i] = static_cast<int>(rank * 10000 + i);
         const std::uint64_t before = ctx.steps();
         ctx.run(test_call(), [&] {
-          algorithms::one_shot_all_gather(ctx, all.data() + begins[rank], all.data(), bytes);
+          algorithms::one_shot_all_gather(
+              ctx, all.data() + begins[rank],
+              [&](std::size_t r) { return reinterpret_cast<std::byte*>(all.data() + begins[r]); },
+              bytes);
         });
         steps[rank] = ctx.steps() - before;
         for (std::size_t r = 0; r < counts.size(); ++r) {

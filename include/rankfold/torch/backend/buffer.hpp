@@ -49,18 +49,6 @@ inline bool is_plain(const at::Tensor& x) {
   return x.is_contiguous() && !x.is_conj() && !x.is_neg();
 }
 
-inline bool share_memory(const void* a, std::size_t a_bytes, const void* b, std::size_t b_bytes) {
-  const auto x = reinterpret_cast<std::uintptr_t>(a);
-  const auto y = reinterpret_cast<std::uintptr_t>(b);
-  return a_bytes != 0 && b_bytes != 0 && x < y + b_bytes && y < x + a_bytes;
-}
-
-/// Below autograd, which is not to see it.
-inline void copy_to(const at::Tensor& to, const at::Tensor& from) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  to.copy_(from);
-}
-
 inline at::Tensor copy_of(const at::Tensor& x) {
   const at::AutoDispatchBelowADInplaceOrView below;
   return x.clone();
@@ -79,14 +67,14 @@ class buffer {
       return;
     }
     memory_ = at::detail::empty_cpu(x.sizes(), x.scalar_type());
-    if (how != access::write) copy_to(memory_, x);
+    if (how != access::write) torch_ops::copy_values(memory_, x);
   }
   const void* in() const { return memory_.const_data_ptr(); }
   void* out() const { return memory_.mutable_data_ptr(); }
   /// Writes what is in the memory to the tensor, or to another one.
   void store() const { store(tensor_); }
   void store(const at::Tensor& x) const {
-    if (!memory_.is_same(x)) copy_to(x, memory_);
+    if (!memory_.is_same(x)) torch_ops::copy_values(x, memory_);
   }
 
  private:
@@ -108,7 +96,7 @@ class list_buffer {
   const void* load() {
     each([](std::byte* place,
             const at::Tensor& x) { std::memcpy(place, x.const_data_ptr(), bytes_of(x)); },
-         [](const at::Tensor& part, const at::Tensor& x) { copy_to(part, x); });
+         [](const at::Tensor& part, const at::Tensor& x) { torch_ops::copy_values(part, x); });
     return out();
   }
   void* out() const {
@@ -119,7 +107,7 @@ class list_buffer {
   void store() {
     each([](const std::byte* place,
             const at::Tensor& x) { std::memcpy(x.mutable_data_ptr(), place, bytes_of(x)); },
-         [](const at::Tensor& part, const at::Tensor& x) { copy_to(x, part); });
+         [](const at::Tensor& part, const at::Tensor& x) { torch_ops::copy_values(x, part); });
   }
 
  private:

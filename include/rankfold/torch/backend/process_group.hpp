@@ -31,6 +31,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "rankfold/detail/buffers.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/detail/fork_generation.hpp"
 #include "rankfold/error.hpp"
@@ -61,10 +62,8 @@ class process_group final : public c10d::Backend {
         options_(c10::make_intrusive<Options>("rankfold", timeout)),
         make_gloo_(std::move(make_gloo)),
         context_(std::make_shared<work_context>(name, rank, size)),
-        timeout_(bounded(timeout)) {
+        timeout_(checked_timeout("init", timeout)) {
     options_->group_name = name;
-    TORCH_CHECK(timeout_.load().count() > 0, context_->where("init"), ": the timeout is ",
-                timeout.count(), " ms, expected more than 0");
     try {
       lane_ = join(store_, rank, size, timeout_, make_gloo_);
     } catch (...) {
@@ -89,9 +88,7 @@ class process_group final : public c10d::Backend {
   c10d::ErrorType getError() override { return context_->error; }
 
   void setTimeout(std::chrono::milliseconds timeout) override {
-    const std::chrono::milliseconds most = bounded(timeout);
-    TORCH_CHECK(most.count() > 0, context_->where("set_timeout"), ": the timeout is ", most.count(),
-                " ms, expected more than 0");
+    const std::chrono::milliseconds most = checked_timeout("set_timeout", timeout);
     try {
       open()->set_timeout(most);
     } catch (...) {
@@ -516,6 +513,14 @@ class process_group final : public c10d::Backend {
 
   // --- how calls are made ---
 
+  std::chrono::milliseconds checked_timeout(const char* what,
+                                            std::chrono::milliseconds timeout) const {
+    const std::chrono::milliseconds most = bounded(timeout);
+    TORCH_CHECK(most.count() > 0, context_->where(what), ": the timeout is ", most.count(),
+                " ms, expected more than 0");
+    return most;
+  }
+
   std::chrono::milliseconds timeout_of(const call_info& info) const {
     const std::chrono::milliseconds own = bounded(info.timeout);
     return own.count() > 0 ? own : timeout_.load();
@@ -777,7 +782,7 @@ class process_group final : public c10d::Backend {
       places.push_back(to.emplace_back(x, access::write).out());
       const bool is_own = static_cast<int>(places.size()) == own + 1;
       is_written =
-          is_written || (share_memory(given.in(), bytes_of(in), places.back(), bytes_of(x)) &&
+          is_written || (detail::overlap(given.in(), bytes_of(in), places.back(), bytes_of(x)) &&
                          !(is_own && places.back() == given.in()));
     }
     const buffer from = is_written ? buffer(copy_of(in), access::read) : given;

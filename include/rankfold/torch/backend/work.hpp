@@ -32,6 +32,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "rankfold/async.hpp"
+#include "rankfold/detail/bounded_time.hpp"
 #include "rankfold/detail/config.hpp"
 #include "rankfold/error.hpp"
 #include "rankfold/torch/backend/lane.hpp"
@@ -66,7 +67,7 @@ namespace torch_backend {
 /// A time as Python gives it, no longer than what is as good as for ever. What becomes of
 /// timedelta.max on its way through pybind11's microseconds is a long time below zero.
 constexpr std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) noexcept {
-  constexpr std::chrono::milliseconds longest = detail::store_meeting::longest;
+  constexpr std::chrono::milliseconds longest = detail::longest_time;
   return timeout < -longest ? longest : (std::min)(timeout, longest);
 }
 
