@@ -393,8 +393,9 @@ def futures(here):
         future = work.get_future()
         if i % 2:
             work.wait()
-        while not work.is_completed():
-            pass
+        else:
+            while not work.is_completed():
+                pass
         problems.same(future.done(), True, "future of a complete call", i)
     return problems
 
